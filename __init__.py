@@ -1,0 +1,33 @@
+"""girih: a compile-first LLM inference engine.
+
+Public names are loaded on first use, so that `import girih` (and `girih --help`) stays instant.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "LLM": "girih.serve.llm",
+    "SamplingParams": "girih.runtime.sampling_params",
+    "RequestOutput": "girih.serve.outputs",
+    "compile": "girih.runtime.launch",
+    "load_spec": "girih.graph.spec",
+    "trace": "girih.graph.trace",
+    "GirihError": "girih.kernels.errors",
+}
+
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'girih' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

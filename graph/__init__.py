@@ -1,0 +1,1 @@
+"""Model specs, tracing, partition, tiles, bundles and weights."""

@@ -1,0 +1,1 @@
+"""Custom operators, attention backends and the CPU kernel library."""

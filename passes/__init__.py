@@ -1,0 +1,1 @@
+"""The pass runner, the pipeline and the compiler passes."""

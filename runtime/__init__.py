@@ -1,0 +1,1 @@
+"""Requests, scheduling, KV blocks, batches, sampling and the engine core."""

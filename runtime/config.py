@@ -1,0 +1,152 @@
+"""What the runtime is told, as frozen records (no torch, no Hydra).
+
+The command line and `LLM` both end here: `EngineConfig` is the only configuration object that
+travels into the engine, and nothing mutates it. Resolved facts (block counts, model length) are
+returned by the stage that computed them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from girih.kernels.errors import ConfigError
+from girih.passes.options import OptConfig
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which model, in which precision.
+
+    Attributes:
+        source: HF directory, `.gguf` file, hub id, or a built-in name (`smollm2`, `gemma3_270m`).
+        dtype: "auto" takes the checkpoint's; else one of `DTYPES`.
+        max_model_len: longest prompt + output in tokens; None takes the model's own limit.
+        name: name shown by the server; None takes the source's last path part.
+    """
+
+    source: str = "smollm2"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ConfigError(
+                f"model.dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}"
+            )
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ConfigError(
+                f"model.max_model_len is {self.max_model_len}; it must be at least 2 tokens"
+            )
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """What to compile for.
+
+    Attributes:
+        device: "cpu" (more with the GPU work).
+        isa: "auto" detects; else "avx2", "avx512" or "avx512_bf16".
+        threads: compute threads; 0 takes torch's default (physical cores).
+    """
+
+    device: str = "cpu"
+    isa: str = "auto"
+    threads: int = 0
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Limits of one step.
+
+    Attributes:
+        max_num_seqs: requests in one step.
+        max_num_batched_tokens: tokens in one step (also the largest prefill chunk).
+        enable_chunked_prefill: False refuses prompts larger than the token budget.
+        long_prefill_token_threshold: a request takes at most this many prompt tokens per step
+            while others wait; 0 switches the limit off.
+        policy: "fcfs" or "priority".
+        max_num_waiting: requests that may queue; 0 means no limit.
+    """
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 1024
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    policy: str = "fcfs"
+    max_num_waiting: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"scheduler.{name} is {getattr(self, name)}; it must be at least 1"
+                )
+        if self.policy not in ("fcfs", "priority"):
+            raise ConfigError(
+                f"scheduler.policy is {self.policy!r}; it must be 'fcfs' or 'priority'"
+            )
+        for name in ("long_prefill_token_threshold", "max_num_waiting"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"scheduler.{name} is {getattr(self, name)}; it must be >= 0")
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The KV cache.
+
+    Attributes:
+        block_size: token slots per block (a multiple of 16).
+        num_blocks: blocks in the pool; None sizes the pool from memory.
+        kv_cache_bytes: budget in bytes; None takes `memory_fraction` of the free memory.
+        memory_fraction: share of the free memory, in (0, 1].
+        enable_prefix_caching: keep and reuse blocks of equal prefixes.
+    """
+
+    block_size: int = 32
+    num_blocks: int | None = None
+    kv_cache_bytes: int | None = None
+    memory_fraction: float = 0.4
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        if self.block_size < 16 or self.block_size % 16:
+            raise ConfigError(
+                f"cache.block_size is {self.block_size}; it must be a positive multiple of 16"
+            )
+        if self.num_blocks is not None and self.num_blocks < 2:
+            raise ConfigError(
+                f"cache.num_blocks is {self.num_blocks}; it must be at least 2 "
+                "(block 0 is the null block)"
+            )
+        if not 0 < self.memory_fraction <= 1:
+            raise ConfigError(
+                f"cache.memory_fraction is {self.memory_fraction}; it must be in (0, 1]"
+            )
+
+
+@dataclass(frozen=True)
+class CompileConfig:
+    """Where compiled bundles live.
+
+    Attributes:
+        bundle: directory of one bundle to use or write; None looks in the cache by key.
+        cache: False neither reads nor writes the cache (compile in a temporary directory).
+    """
+
+    bundle: str | None = None
+    cache: bool = True
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything an engine is built from."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    target: TargetConfig = field(default_factory=TargetConfig)
+    opt: OptConfig = field(default_factory=OptConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    compile: CompileConfig = field(default_factory=CompileConfig)

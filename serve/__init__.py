@@ -1,0 +1,1 @@
+"""Command line, HTTP API, rendering and detokenising."""
