@@ -1,0 +1,171 @@
+"""Where a model's files are: one string in, a directory and its weight files out.
+
+Owns: what kinds of source there are and the order in which a string is read as one. Must not know
+tensors or graphs (`checkpoint` opens what is found here), and imports no torch.
+
+    a directory          config.json + *.safetensors
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from girih.graph.progress import Progress, no_progress
+from girih.graph.safetensors_file import read_header
+from girih.kernels.errors import SourceError, WeightError
+
+INDEX_NAME = "model.safetensors.index.json"
+MODEL_DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The files of one model.
+
+    Attributes:
+        path: directory with config.json and the tokenizer files.
+        weights: safetensors files; empty when the weights are in `gguf`.
+        gguf: the GGUF file with the weights, or None.
+        name: what to call the model when the user gives no name.
+        dtype: the checkpoint's own precision: "bfloat16", "float16" or "float32".
+    """
+
+    path: Path
+    weights: tuple[Path, ...]
+    gguf: Path | None
+    name: str
+    dtype: str
+
+
+def resolve_source(source: str, progress: Progress = no_progress) -> ModelFiles:
+    """Find a model's files.
+
+    Args:
+        source: a local Hugging Face directory.
+        progress: called while files are fetched or converted.
+
+    Raises:
+        SourceError: nothing usable is there; the message says what was looked at.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return resolve_directory(path)
+    raise SourceError(f"model source {source!r} does not exist; give a directory with a model")
+
+
+def resolve_directory(path: Path, name: str | None = None) -> ModelFiles:
+    """Read a Hugging Face directory: config.json beside safetensors files.
+
+    Raises:
+        SourceError: no config.json, no safetensors files, or unreadable JSON.
+        WeightError: the index names a shard that is not there.
+    """
+    config_path = path / "config.json"
+    if not config_path.is_file():
+        raise SourceError(
+            f"{path} is not a model directory: it has no config.json ({_describe_content(path)})"
+        )
+    config = read_json(config_path)
+    weights = _find_weights(path)
+    return ModelFiles(
+        path=path,
+        weights=weights,
+        gguf=None,
+        name=name or path.resolve().name,
+        dtype=_checkpoint_dtype(config, weights),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        SourceError: the file cannot be read or holds something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise SourceError(f"cannot read {path} as JSON: {exc}") from exc
+    if not isinstance(value, dict):
+        raise SourceError(f"{path} must hold a JSON object, but holds a {type(value).__name__}")
+    return value
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """Read a sharded checkpoint's index: tensor name → shard file name.
+
+    Raises:
+        SourceError: the index is unreadable or has no weight_map.
+    """
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise SourceError(f"{path} has no 'weight_map' that names the shards")
+    return weight_map
+
+
+def _find_weights(path: Path) -> tuple[Path, ...]:
+    single = path / "model.safetensors"
+    if single.is_file():
+        return (single,)
+    index = path / INDEX_NAME
+    if index.is_file():
+        shards = [path / shard for shard in dict.fromkeys(read_index(index).values())]
+        _require_shards(shards, index.name)
+        return tuple(shards)
+    # Mistral ships a second copy under its own names in consolidated*.safetensors.
+    found = [p for p in sorted(path.glob("*.safetensors")) if "consolidated" not in p.name]
+    if not found:
+        raise SourceError(_no_weights_message(path))
+    numbered = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.safetensors", found[0].name)
+    if numbered:
+        stem, count = numbered[1], int(numbered[2])
+        found = [path / f"{stem}-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+        _require_shards(found, "the file names' '-of-' count")
+    return tuple(found)
+
+
+def _require_shards(shards: list[Path], who: str) -> None:
+    missing = [shard.name for shard in shards if not shard.is_file()]
+    if missing:
+        raise WeightError(
+            f"{shards[0].parent} misses {len(missing)} of {len(shards)} weight files promised by "
+            f"{who}: {', '.join(missing[:3])}; download the model again"
+        )
+
+
+def _no_weights_message(path: Path) -> str:
+    old = sorted(p.name for p in path.glob("*.bin")) + sorted(p.name for p in path.glob("*.pth"))
+    if old:
+        return (
+            f"{path} holds its weights only as pickle files ({', '.join(old[:3])}), which are not "
+            "read because they can run code; save the model again with "
+            "save_pretrained(..., safe_serialization=True)"
+        )
+    return f"{path} has a config.json but no *.safetensors files ({_describe_content(path)})"
+
+
+def _describe_content(path: Path) -> str:
+    names = sorted(p.name + ("/" if p.is_dir() else "") for p in path.iterdir())
+    if not names:
+        return "it is empty"
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return f"it holds {shown}"
+
+
+def _checkpoint_dtype(config: dict[str, Any], weights: tuple[Path, ...]) -> str:
+    """The config's dtype, else the one most bytes of the first file have, else float32."""
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict):
+            declared = part.get("dtype") or part.get("torch_dtype")
+            if declared in MODEL_DTYPES:
+                return str(declared)
+    num_bytes = dict.fromkeys(MODEL_DTYPES, 0)
+    for stored in read_header(weights[0]).values():
+        if stored.dtype in num_bytes:
+            num_bytes[stored.dtype] += stored.num_bytes
+    best = max(num_bytes, key=lambda dtype: num_bytes[dtype])
+    return best if num_bytes[best] else "float32"

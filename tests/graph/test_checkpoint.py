@@ -1,0 +1,152 @@
+"""Checkpoints: reading, and refusing what is damaged."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from girih.graph.checkpoint import open_checkpoint
+from girih.graph.sources import resolve_source
+from girih.kernels.errors import WeightError
+
+EMBED = "model.embed_tokens.weight"
+NORM = "model.norm.weight"
+
+
+def make_tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        EMBED: torch.randn(7, 5, generator=generator).to(torch.bfloat16),
+        NORM: torch.randn(5, generator=generator),
+        "steps": torch.tensor(3, dtype=torch.int64),
+        "empty": torch.empty(0, 4),
+    }
+
+
+def write_model(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "bfloat16"}))
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+def write_sharded(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    weight_map = {}
+    for i, (name, tensor) in enumerate(tensors.items(), start=1):
+        shard = f"model-{i:05d}-of-{len(tensors):05d}.safetensors"
+        save_file({name: tensor}, path / shard)
+        weight_map[name] = shard
+    index = {"metadata": {}, "weight_map": weight_map}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    return path
+
+
+@pytest.mark.parametrize("write", [write_model, write_sharded])
+def test_reads_every_tensor_as_stored(tmp_path, write):
+    tensors = make_tensors()
+    with open_checkpoint(resolve_source(str(write(tmp_path / "m", tensors)))) as checkpoint:
+        assert sorted(checkpoint.names()) == sorted(tensors)
+        for name, expected in tensors.items():
+            got = checkpoint.read(name)
+            assert checkpoint.shape(name) == tuple(expected.shape)
+            assert checkpoint.dtype(name) == str(expected.dtype).removeprefix("torch.")
+            assert got.dtype == expected.dtype
+            assert torch.equal(got, expected)
+
+
+def test_casts_floating_tensors_only(tmp_path):
+    tensors = make_tensors()
+    with open_checkpoint(resolve_source(str(write_model(tmp_path / "m", tensors)))) as checkpoint:
+        assert torch.equal(checkpoint.read(EMBED, "float32"), tensors[EMBED].float())
+        assert torch.equal(checkpoint.read(NORM, "float16"), tensors[NORM].half())
+        assert checkpoint.read("steps", "bfloat16").dtype == torch.int64
+
+
+def test_a_read_tensor_survives_close_and_is_writable(tmp_path):
+    tensors = make_tensors()
+    path = write_model(tmp_path / "m", tensors)
+    checkpoint = open_checkpoint(resolve_source(str(path)))
+    got = checkpoint.read(NORM)
+    checkpoint.close()
+    got += 1
+    assert torch.equal(got, tensors[NORM] + 1)
+    with open_checkpoint(resolve_source(str(path))) as again:
+        assert torch.equal(again.read(NORM), tensors[NORM])
+
+
+def test_missing_tensor_names_the_nearest(tmp_path):
+    path = write_model(tmp_path / "m", make_tensors())
+    with (
+        open_checkpoint(resolve_source(str(path))) as checkpoint,
+        pytest.raises(WeightError, match=r"'model\.norms\.weight'.*nearest.*model\.norm\.weight"),
+    ):
+        checkpoint.read("model.norms.weight")
+
+
+@pytest.mark.parametrize("keep", [0, 4, 30, -1])
+def test_truncated_file_is_refused_at_open(tmp_path, keep):
+    path = write_model(tmp_path / "m", make_tensors())
+    files = resolve_source(str(path))
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:keep])
+    with pytest.raises(WeightError, match=r"model\.safetensors is damaged.*file has"):
+        open_checkpoint(files)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"not json",
+        b"[]",
+        b'{"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
+        b'{"w": {"dtype": "F31", "shape": [1], "data_offsets": [0, 4]}}',
+        b'{"w": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}',
+        b'{"w": {"dtype": "F32", "data_offsets": [0, 4]}}',
+    ],
+)
+def test_bad_header_is_refused(tmp_path, header):
+    path = write_model(tmp_path / "m", make_tensors())
+    files = resolve_source(str(path))
+    content = len(header).to_bytes(8, "little") + header + b"\0" * 8
+    (path / "model.safetensors").write_bytes(content)
+    with pytest.raises(WeightError, match="not a safetensors header"):
+        open_checkpoint(files)
+
+
+def test_every_shard_is_checked_at_open(tmp_path):
+    path = write_sharded(tmp_path / "m", make_tensors())
+    files = resolve_source(str(path))
+    last = files.weights[1]
+    last.write_bytes(last.read_bytes()[:-1])
+    with pytest.raises(WeightError, match=last.name):
+        open_checkpoint(files)
+
+
+def test_shard_removed_after_resolving(tmp_path):
+    path = write_sharded(tmp_path / "m", make_tensors())
+    files = resolve_source(str(path))
+    files.weights[2].unlink()
+    with pytest.raises(WeightError, match=files.weights[2].name):
+        open_checkpoint(files)
+
+
+def test_index_that_lists_a_tensor_no_shard_has(tmp_path):
+    path = write_sharded(tmp_path / "m", make_tensors())
+    index = path / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"]["model.ghost"] = content["weight_map"][NORM]
+    index.write_text(json.dumps(content))
+    with pytest.raises(WeightError, match=r"model\.ghost"):
+        open_checkpoint(resolve_source(str(path)))
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path):
+    path = write_sharded(tmp_path / "m", make_tensors())
+    files = resolve_source(str(path))
+    files.weights[0].write_bytes(files.weights[1].read_bytes())
+    with pytest.raises(WeightError, match="twice"):
+        open_checkpoint(files)
