@@ -143,9 +143,7 @@ class FakeRunner:
             )
             row.block_ids.extend(update.new_block_ids)
         named = {r.request_id for r in plan.new_requests} | {r.request_id for r in plan.running}
-        self._note(
-            named == set(plan.num_scheduled_tokens), "plan names other requests than it runs"
-        )
+        self._note(named == set(plan.num_scheduled_tokens), "plan names and runs other requests")
         for request_id, row in self.rows.items():
             self._note(0 not in row.block_ids, f"{request_id} was given the null block")
 
@@ -156,7 +154,7 @@ class FakeRunner:
         row = self.rows[request_id]
         start, end = row.num_computed_tokens, row.num_computed_tokens + num_tokens
         self._note(
-            0 < num_tokens and end <= len(row.token_ids),
+            num_tokens > 0 and end <= len(row.token_ids),
             f"{request_id}: {end} tokens planned, {len(row.token_ids)} known",
         )
         if end > len(row.block_ids) * self.block_size:
