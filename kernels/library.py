@@ -1,0 +1,189 @@
+"""Building and loading the C++ kernel library.
+
+`build_library` needs a C++ compiler and torch's headers; `load_library` needs neither, so a
+bundle that carries the library starts on a machine without a compiler. The library links torch by
+its SONAME only: no path of the building machine is in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from girih.kernels import ops
+from girih.kernels.errors import CompileError, ConfigError
+from girih.kernels.target import ISAS, find_compiler, why_not_runnable
+
+_SOURCE_DIR = Path(__file__).parent / "cpu"
+
+COMMON_FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-fPIC",
+    "-fopenmp",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-Wall",
+    "-Wno-psabi",
+)
+ISA_FLAGS = {
+    "generic": ("-DGIRIH_LANES=8",),
+    "avx2": ("-DGIRIH_LANES=8", "-march=x86-64-v3"),
+    "avx512": ("-DGIRIH_LANES=16", "-march=x86-64-v4", "-mprefer-vector-width=512"),
+    "avx512_bf16": (
+        "-DGIRIH_LANES=16",
+        "-march=x86-64-v4",
+        "-mavx512bf16",
+        "-mprefer-vector-width=512",
+    ),
+}
+# The oldest torch whose stable C++ interface the binding uses (2.11).
+_BINDING_FLAGS = ("-DTORCH_TARGET_VERSION=0x020b000000000000",)
+
+_loaded: Path | None = None
+
+
+def source_digest() -> str:
+    """Return the SHA-256 (hex) of the library's sources and compiler flags."""
+    digest = hashlib.sha256()
+    for path in _sources("*"):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    digest.update(repr((COMMON_FLAGS, sorted(ISA_FLAGS.items()), _BINDING_FLAGS)).encode())
+    return digest.hexdigest()
+
+
+def is_loaded() -> bool:
+    """Return whether the C++ kernels are the CPU kernels of this process."""
+    return _loaded is not None
+
+
+def loaded_path() -> Path | None:
+    """Return the file of the loaded library, or None."""
+    return _loaded
+
+
+def load_library(path: Path) -> None:
+    """Load a built library; its kernels replace the references on the CPU. Idempotent.
+
+    Raises:
+        CompileError: the file cannot be loaded, or another library already is.
+    """
+    global _loaded
+    path = Path(path).resolve()
+    if _loaded is not None:
+        if _loaded == path or _same_bytes(_loaded, path):
+            return
+        raise CompileError(
+            f"kernel library {path} cannot be loaded: this process already uses {_loaded}; "
+            "one process serves one library"
+        )
+    if not path.is_file():
+        raise CompileError(f"kernel library {path} does not exist; build it first")
+    ops.drop_references()
+    try:
+        torch.ops.load_library(str(path))
+    except OSError as error:
+        ops.register_references()
+        raise CompileError(f"kernel library {path} cannot be loaded: {error}") from error
+    _loaded = path
+
+
+def build_library(isa: str, out_path: Path, extra_flags: tuple[str, ...] = ()) -> Path:
+    """Compile the CPU kernels for an instruction set and put the library at `out_path`.
+
+    The file appears atomically. Other instruction sets than this machine's can be built too.
+
+    Args:
+        isa: one of `girih.kernels.target.ISAS`.
+        out_path: the shared object to write; its directory is created.
+        extra_flags: appended to the compiler's flags (tests use it).
+
+    Raises:
+        ConfigError: an unknown instruction set.
+        CompileError: no compiler, or the compiler failed (its first errors are in the message).
+    """
+    if isa not in ISA_FLAGS:
+        raise ConfigError(f"isa is {isa!r}; the kernel library exists for {', '.join(ISAS)}")
+    compiler = require_compiler()
+    out_path = Path(out_path)
+    out_path.parent.mkdir(parents=True, exist_ok=True)
+    flags = (*COMMON_FLAGS, *ISA_FLAGS[isa], *extra_flags)
+    with tempfile.TemporaryDirectory(dir=out_path.parent, prefix=".kernels-") as scratch:
+        work = Path(scratch)
+        compile_one = functools.partial(_compile, compiler, flags, work)
+        # The binding takes longest, so it goes first.
+        sources = sorted(_sources("*.cpp"), key=lambda path: path.name != "binding.cpp")
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            objects = list(pool.map(compile_one, sources))
+        linked = work / "library.so"
+        libraries = Path(torch.__file__).parent / "lib"
+        _run(
+            [
+                *(compiler, "-shared", "-fopenmp", "-o", str(linked)),
+                *map(str, objects),
+                *(f"-L{libraries}", "-ltorch_cpu"),
+            ]
+        )
+        os.replace(linked, out_path)
+    return out_path
+
+
+def require_compiler() -> str:
+    """Return the compiler's command.
+
+    Raises:
+        CompileError: it is not on PATH; says what to install.
+    """
+    compiler = find_compiler()
+    if shutil.which(compiler) is None:
+        raise CompileError(
+            f"the kernel library cannot be built: no C++ compiler {compiler!r} on PATH; install "
+            "one (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++) or name "
+            "yours in CXX"
+        )
+    return compiler
+
+
+def runnable_reason(isa: str) -> str | None:
+    """Return why a library built for `isa` cannot run here, or None."""
+    return why_not_runnable(isa)
+
+
+def _sources(pattern: str) -> list[Path]:
+    return sorted(path for path in _SOURCE_DIR.glob(pattern) if path.suffix in (".cpp", ".h"))
+
+
+def _compile(compiler: str, flags: tuple[str, ...], work: Path, source: Path) -> Path:
+    target = work / (source.stem + ".o")
+    command = [compiler, *flags]
+    if source.name == "binding.cpp":
+        command += [*_BINDING_FLAGS, f"-I{Path(torch.__file__).parent / 'include'}"]
+    _run([*command, "-c", str(source), "-o", str(target)])
+    return target
+
+
+def _run(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode == 0:
+        return
+    lines = result.stderr.splitlines()
+    errors = [line for line in lines if "error" in line.lower()] or lines
+    told = "\n".join(errors[:8])
+    raise CompileError(
+        f"the kernel library could not be built: {command[0]} ended with status "
+        f"{result.returncode}:\n{told}\ncommand: {' '.join(command)}"
+    )
+
+
+def _same_bytes(first: Path, second: Path) -> bool:
+    return second.is_file() and first.read_bytes() == second.read_bytes()

@@ -1,0 +1,111 @@
+"""What code is compiled for: device, CPU instruction set, threads, compiler.
+
+Owns the list of instruction sets and their compiler flags' names. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from girih.kernels.errors import ConfigError
+
+ISAS = ("generic", "avx2", "avx512", "avx512_bf16")
+"""Known instruction sets; on x86-64 each contains those before it."""
+
+# /proc/cpuinfo flags that the code of an instruction set may use (x86-64-v3, v4, v4 + bf16).
+_NEEDS = {
+    "avx2": {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"},
+    "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "avx512_bf16": {"avx512_bf16"},
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to compile for; every field belongs in a compile key.
+
+    Attributes:
+        device: "cpu".
+        isa: one of `ISAS`.
+        threads: compute threads, at least 1.
+        compiler: name of the C++ compiler (not probed: equal on a machine that has none).
+    """
+
+    device: str
+    isa: str
+    threads: int
+    compiler: str
+
+
+def detect_isa() -> str:
+    """Return the best instruction set this machine runs."""
+    flags = _cpu_flags()
+    best = "generic"
+    for isa in ISAS[1:]:
+        if not _NEEDS[isa] <= flags:
+            break
+        best = isa
+    return best
+
+
+def why_not_runnable(isa: str) -> str | None:
+    """Return why code for `isa` cannot run on this machine, or None when it can."""
+    here = detect_isa()
+    if isa == "generic" or ISAS.index(isa) <= ISAS.index(here):
+        return None
+    return f"this processor supports {here!r} at most"
+
+
+def find_compiler() -> str:
+    """Return the C++ compiler's command: $CXX, else g++, else clang++ (g++ when none is found)."""
+    named = os.environ.get("CXX")
+    if named:
+        return named
+    if shutil.which("g++") is None and shutil.which("clang++") is not None:
+        return "clang++"
+    return "g++"
+
+
+def resolve_target(device: str = "cpu", isa: str = "auto", threads: int = 0) -> Target:
+    """Turn every automatic choice into a value.
+
+    Args:
+        device: "cpu".
+        isa: "auto" or one of `ISAS`.
+        threads: 0 takes torch's thread count.
+
+    Raises:
+        ConfigError: a value that is not allowed.
+    """
+    if device != "cpu":
+        raise ConfigError(f"target.device is {device!r}; this version compiles for 'cpu' only")
+    if isa != "auto" and isa not in ISAS:
+        raise ConfigError(f"target.isa is {isa!r}; it must be 'auto' or one of {', '.join(ISAS)}")
+    if threads < 0:
+        raise ConfigError(f"target.threads is {threads}; it must be 0 (automatic) or more")
+    return Target(
+        device=device,
+        isa=detect_isa() if isa == "auto" else isa,
+        threads=threads or torch.get_num_threads(),
+        compiler=find_compiler(),
+    )
+
+
+def _cpu_flags() -> set[str]:
+    """Return the processor's feature names as Linux spells them (empty when unknown)."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return set()
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return set()
+    for line in text.splitlines():
+        if line.startswith("flags"):
+            return set(line.partition(":")[2].split())
+    return set()
