@@ -16,6 +16,7 @@ from typing import Protocol
 
 import torch
 
+from girih.graph.gguf_file import GgufFile
 from girih.graph.safetensors_file import SafetensorsFile
 from girih.graph.sources import INDEX_NAME, ModelFiles, read_index
 from girih.kernels.errors import WeightError
@@ -158,11 +159,14 @@ def open_checkpoint(files: ModelFiles) -> Checkpoint:
 
     Raises:
         WeightError: a file is missing, truncated or damaged, or the index does not match it.
+        SourceError: a GGUF file has an architecture that is not supported.
     """
     shards: list[TensorFile] = []
     try:
         for path in files.weights:
             shards.append(SafetensorsShard(SafetensorsFile(path)))
+        if files.gguf is not None:
+            shards.append(GgufFile(files.gguf))
         checkpoint = Checkpoint(shards, str(files.path))
         _check_index(files, checkpoint)
     except WeightError:

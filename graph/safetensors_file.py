@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,34 @@ def _check_extent(path: Path, tensors: dict[str, StoredTensor], base: int, file_
             path,
             f"its header promises {needed} bytes (last tensor {last!r}), the file has {file_bytes}",
         )
+
+
+def write_safetensors(
+    path: Path, layout: dict[str, tuple[str, tuple[int, ...]]], read: Callable[[str], memoryview]
+) -> None:
+    """Write a file one tensor at a time, and wait until it is on disk.
+
+    Args:
+        path: file to create.
+        layout: name → (dtype by torch's name, shape), in file order.
+        read: called once per name, returns the tensor's bytes.
+    """
+    codes = {name: (code, item_bytes) for code, (name, item_bytes) in DTYPES.items()}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, (dtype, shape) in layout.items():
+        code, item_bytes = codes[dtype]
+        end = offset + math.prod(shape) * item_bytes
+        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    raw = json.dumps(header, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)
+    with path.open("wb") as file:
+        file.write(len(raw).to_bytes(8, "little") + raw)
+        for name in layout:
+            file.write(read(name))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 class SafetensorsFile:
