@@ -1,0 +1,202 @@
+"""From `key=value` words to a checked configuration (the only user of Hydra's compose API).
+
+    words ─ split ─▶ aliases, key check ─▶ group choices + typed overrides ─▶ Hydra ─▶ plain dict
+                          │                                                     ▲
+                          └── text values (prompts, paths) bypass Hydra's grammar ─┘
+
+Text values are taken literally, so that `prompt="a, b = ${c}"` needs no second quoting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import typing
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from girih.conf import schema
+from girih.kernels.errors import ConfigError
+from girih.runtime.config import EngineConfig
+
+T = TypeVar("T")
+Texts = dict[str, str | list[str] | None]
+
+GROUPS = ("model", "target", "opt", "scheduler", "cache", "sampling", "serve", "bench")
+
+
+def compose_config(verb: str, words: list[str]) -> dict[str, Any]:
+    """Compose the configuration of `verb` from its YAML and the user's `key=value` words.
+
+    Raises:
+        ConfigError: unknown key or option (with the nearest one), or a value of the wrong type.
+    """
+    overrides, texts = _split_words(verb, words)
+    schema.register()
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module("girih.conf", version_base="1.3"):
+            composed = compose(verb, overrides=overrides)
+        config = typing.cast(
+            "dict[str, Any]", OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
+        )
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_explain(error)) from error
+    for key, value in texts.items():
+        _assign(config, key, value)
+    return config
+
+
+def to_engine_config(config: dict[str, Any]) -> EngineConfig:
+    """Return the frozen record the runtime is built from."""
+    return EngineConfig(
+        **{name: to_record(schema.SECTIONS[name], config[name]) for name in schema.ENGINE_SECTIONS}
+    )
+
+
+def to_record(record: type[T], values: dict[str, Any]) -> T:
+    """Build dataclass `record` from a plain dict (nested records and tuples included)."""
+    hints = typing.get_type_hints(record)
+    ready: dict[str, Any] = {}
+    for name, value in values.items():
+        kind = hints[name]
+        if dataclasses.is_dataclass(kind):
+            ready[name] = to_record(typing.cast("type[Any]", kind), value)
+        else:
+            ready[name] = tuple(value) if isinstance(value, list) else value
+    return record(**ready)
+
+
+def group_options(group: str) -> list[str]:
+    """Return the options of a configuration group, e.g. ["O0", "O2"] for "opt"."""
+    folder = resources.files("girih.conf").joinpath(group)
+    return sorted(
+        entry.name.removesuffix(".yaml")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".yaml")
+    )
+
+
+def nearest(word: str, known: typing.Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the entry of `known` most like `word`, or None when nothing is close."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return found[0] if found else None
+
+
+def unknown_key_message(key: str, known: typing.Iterable[str]) -> str:
+    """Say that `key` is unknown and name the nearest known one."""
+    known = list(known)
+    parent, _, leaf = key.rpartition(".")
+    siblings = [name for name in known if name.rpartition(".")[0] == parent]
+    hit = nearest(leaf, [name.rpartition(".")[2] for name in siblings])
+    suggestion = f"{parent}.{hit}" if hit and parent else hit
+    suggestion = suggestion or nearest(key, known)
+    if suggestion is None and parent:
+        section = nearest(key.split(".")[0], {name.split(".")[0] for name in known})
+        suggestion = f"{section}.…" if section else None
+    hint = f"; did you mean '{suggestion}'?" if suggestion else ""
+    return f"unknown key '{key}'{hint}"
+
+
+def _split_words(
+    verb: str, words: list[str]
+) -> tuple[list[str], dict[str, str | list[str] | None]]:
+    leaves = schema.leaf_types(verb)
+    sections = schema.VERBS[verb].sections
+    overrides: list[str] = []
+    texts: Texts = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigError(
+                f"'{word}' is not a setting; settings are written key=value, "
+                f"and `girih {verb} --help` lists them"
+            )
+        target = schema.ALIASES.get(key, key)
+        if key in sections and key in GROUPS:
+            overrides += _choose_option(key, value, texts)
+        elif target not in leaves:
+            aliases = [name for name, full in schema.ALIASES.items() if full in leaves]
+            raise ConfigError(
+                f"{unknown_key_message(key, [*leaves, *aliases, *sections])} "
+                f"(`girih {verb} --help` lists all)"
+            )
+        elif _takes_text(leaves[target], value):
+            texts[target] = _text_value(leaves[target], value)
+        else:
+            overrides.append(f"{target}={value}")
+    return overrides, texts
+
+
+def _choose_option(group: str, value: str, texts: Texts) -> list[str]:
+    options = group_options(group)
+    if value in options and value != "custom":
+        return [f"{group}={value}"]
+    close = nearest(value, options, cutoff=0.6 if group == "model" else 0.4)
+    if group == "model" and _is_source(value, close):
+        texts["model.source"] = value
+        return ["model=custom"]
+    hint = f"did you mean '{close}'? " if close else ""
+    more = ", or a directory, a .gguf file or a hub id" if group == "model" else ""
+    names = ", ".join(name for name in options if name != "custom")
+    raise ConfigError(f"unknown option {group}='{value}'; {hint}Allowed: {names}{more}")
+
+
+def _is_source(value: str, close: str | None) -> bool:
+    if not value or value == "custom":
+        return False
+    looks_like_path = "/" in value or value.endswith(".gguf") or Path(value).exists()
+    return looks_like_path or close is None
+
+
+def _takes_text(kind: Any, value: str) -> bool:
+    if kind in (str, str | None):
+        return True
+    return kind == list[str] and not value.strip().startswith("[")
+
+
+def _text_value(kind: Any, value: str) -> str | list[str] | None:
+    if kind == list[str]:
+        return [value]
+    return None if kind == (str | None) and value in ("null", "None") else value
+
+
+def _assign(config: dict[str, Any], key: str, value: Any) -> None:
+    *path, leaf = key.split(".")
+    node = config
+    for part in path:
+        node = node[part]
+    node[leaf] = value
+
+
+def _explain(error: Exception) -> str:
+    """Turn Hydra's message into one line that names the key and what it takes."""
+    if isinstance(error, OverrideParseException):
+        return f"cannot read '{error.override}': {str(error).splitlines()[0]}"
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    text = str(cause)
+    first = text.splitlines()[0] if text else type(cause).__name__
+    key = re.search(r"full_key: (\S+)", text)
+    first = re.sub(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", _expected, first)
+    first = re.sub(r"Value '(.*)' is not a valid bool.*", r"'\1' is not true or false", first)
+    first = re.sub(
+        r"Invalid value assigned: \w+ is not a ListConfig, list or tuple\.",
+        "a list is needed, e.g. [a,b]",
+        first,
+    )
+    return f"{key.group(1)}: {first}" if key else first
+
+
+def _expected(match: re.Match[str]) -> str:
+    kind = {"Integer": "an integer", "Float": "a number"}.get(match.group(2), match.group(2))
+    return f"'{match.group(1)}' is not {kind}"

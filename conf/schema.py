@@ -1,0 +1,171 @@
+"""Types of every setting, as structured configs that Hydra checks the YAML and overrides against.
+
+The records live where they are used (`runtime/config.py`, `passes/options.py`,
+`serve/config.py`). OmegaConf makes frozen dataclasses read-only, so this module derives a
+mutable twin of each: same fields, same types, same defaults, one definition.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from functools import cache
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+
+from girih.passes.options import OptConfig
+from girih.runtime.config import (
+    CacheConfig,
+    CompileConfig,
+    ModelConfig,
+    SchedulerConfig,
+    TargetConfig,
+)
+from girih.serve.config import BenchConfig, SamplingConfig, ServeConfig
+
+SECTIONS: dict[str, type] = {
+    "model": ModelConfig,
+    "target": TargetConfig,
+    "opt": OptConfig,
+    "scheduler": SchedulerConfig,
+    "cache": CacheConfig,
+    "compile": CompileConfig,
+    "sampling": SamplingConfig,
+    "serve": ServeConfig,
+    "bench": BenchConfig,
+}
+"""Every section of a configuration and the record it fills."""
+
+ENGINE_SECTIONS = ("model", "target", "opt", "scheduler", "cache", "compile")
+
+
+@dataclasses.dataclass
+class GenerateKeys:
+    """Top-level keys of `girih generate`.
+
+    Attributes:
+        prompt: the text to continue; "-" reads it from stdin.
+        prompts: several texts, printed one after the other.
+        chat: true wraps each text as a user message in the model's chat template.
+    """
+
+    prompt: str | None = None
+    prompts: list[str] = dataclasses.field(default_factory=list)
+    chat: bool = False
+
+
+@dataclasses.dataclass
+class NoKeys:
+    """A verb without top-level keys of its own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class VerbSchema:
+    """What a verb accepts: its sections and its own top-level keys."""
+
+    sections: tuple[str, ...]
+    keys: type = NoKeys
+
+
+VERBS: dict[str, VerbSchema] = {
+    "fetch": VerbSchema(("model",)),
+    "generate": VerbSchema((*ENGINE_SECTIONS, "sampling"), GenerateKeys),
+    "compile": VerbSchema(ENGINE_SECTIONS),
+    "serve": VerbSchema((*ENGINE_SECTIONS, "sampling", "serve")),
+    "bench": VerbSchema((*ENGINE_SECTIONS, "bench")),
+    "explain": VerbSchema(ENGINE_SECTIONS),
+}
+
+ALIASES: dict[str, str] = {
+    "bundle": "compile.bundle",
+    "dtype": "model.dtype",
+    "max_model_len": "model.max_model_len",
+    "threads": "target.threads",
+    "max_num_seqs": "scheduler.max_num_seqs",
+    "num_blocks": "cache.num_blocks",
+    "max_tokens": "sampling.max_tokens",
+    "temperature": "sampling.temperature",
+    "top_p": "sampling.top_p",
+    "top_k": "sampling.top_k",
+    "seed": "sampling.seed",
+    "stop": "sampling.stop",
+    "host": "serve.host",
+    "port": "serve.port",
+    "workload_file": "bench.workload_file",
+    "workloads": "bench.workloads",
+    "rounds": "bench.rounds",
+}
+"""Short names on the command line and in `LLM(...)`."""
+
+
+@cache
+def twin(record: type) -> type:
+    """Return a mutable dataclass with the fields of `record` (nested records too)."""
+    if not record.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        return record
+    hints = typing.get_type_hints(record)
+    fields: list[tuple[str, Any, Any]] = []
+    for field in dataclasses.fields(record):
+        kind = hints[field.name]
+        if field.default is not dataclasses.MISSING:
+            default = dataclasses.field(default=field.default)
+            if isinstance(field.default, tuple):
+                kind, default = list[str], dataclasses.field(default_factory=list)
+        else:
+            assert field.default_factory is not dataclasses.MISSING, field.name
+            default = dataclasses.field(default_factory=field.default_factory)
+        fields.append((field.name, kind, default))
+    return dataclasses.make_dataclass(f"{record.__name__}Schema", fields)
+
+
+@cache
+def root_schema(verb: str) -> type:
+    """Return the dataclass that types the whole configuration of `verb`."""
+    schema = VERBS[verb]
+    fields: list[tuple[str, Any, Any]] = [
+        (name, twin(SECTIONS[name]), dataclasses.field(default_factory=twin(SECTIONS[name])))
+        for name in schema.sections
+    ]
+    return dataclasses.make_dataclass(
+        f"{verb.capitalize()}Root", fields, bases=(schema.keys,), kw_only=True
+    )
+
+
+def register() -> None:
+    """Put every verb's root schema into Hydra's store as `VERB_schema`."""
+    store = ConfigStore.instance()
+    for verb in VERBS:
+        store.store(name=f"{verb}_schema", node=root_schema(verb))
+
+
+def leaf_types(verb: str) -> dict[str, Any]:
+    """Return every dotted key that `verb` accepts with its type."""
+    leaves: dict[str, Any] = {}
+    _collect(root_schema(verb), "", leaves)
+    return leaves
+
+
+def _collect(record: type, prefix: str, leaves: dict[str, Any]) -> None:
+    hints = typing.get_type_hints(record)
+    for field in dataclasses.fields(record):
+        kind = hints[field.name]
+        if dataclasses.is_dataclass(kind):
+            _collect(typing.cast(type, kind), f"{prefix}{field.name}.", leaves)
+        else:
+            leaves[prefix + field.name] = kind
+
+
+def describe(record: type) -> dict[str, str]:
+    """Return the one-line description of each attribute, read from the class docstring."""
+    notes: dict[str, str] = {}
+    _, _, body = (record.__doc__ or "").partition("Attributes:")
+    current = ""
+    for line in body.splitlines():
+        name, colon, rest = line.strip().partition(":")
+        if colon and name.isidentifier() and len(line) - len(line.lstrip()) <= 8:
+            current = name
+            notes[current] = rest.strip()
+        elif current and line.strip():
+            notes[current] += " " + line.strip()
+    return notes

@@ -1,0 +1,104 @@
+"""What the front end is told, as frozen records (no torch, no Hydra, no FastAPI)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from girih.kernels.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """Sampling defaults; null asks the model's generation_config.json, then OpenAI's default.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: nucleus mass in (0, 1].
+        top_k: best k tokens; 0 is off.
+        min_p: smallest probability relative to the best, in [0, 1].
+        repetition_penalty: above 1 discourages repeats of prompt and output.
+        presence_penalty: flat penalty of tokens already produced, in [-2, 2].
+        frequency_penalty: penalty per earlier occurrence, in [-2, 2].
+        max_tokens: longest output in tokens.
+        min_tokens: tokens before an end is allowed.
+        seed: fixes the random draw of a request.
+        stop: strings that end the output (never shown).
+        ignore_eos: go on after the end token.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """The HTTP server and its limits.
+
+    Attributes:
+        host: address to listen on.
+        port: TCP port; 0 takes a free one.
+        api_keys: keys a client must show; empty leaves the server open.
+        max_body_bytes: largest request body.
+        max_prompts: prompts in one completion request.
+        max_n: choices per prompt.
+        max_stop_strings: stop strings per request.
+        max_logprobs: alternatives per token.
+        stall_seconds: a step running longer makes /health fail.
+        keep_alive_seconds: silence in a stream before a comment line is sent.
+        shutdown_seconds: grace for running requests after SIGTERM.
+        log_requests: one access line per request (never the prompt).
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    max_body_bytes: int = 16 * 1024 * 1024
+    max_prompts: int = 1024
+    max_n: int = 128
+    max_stop_strings: int = 16
+    max_logprobs: int = 20
+    stall_seconds: float = 120.0
+    keep_alive_seconds: float = 15.0
+    shutdown_seconds: float = 5.0
+    log_requests: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"serve.port is {self.port}; it must be 0 to 65535")
+        if any(not key for key in self.api_keys):
+            raise ConfigError("serve.api_keys holds an empty key; remove it or give it a value")
+        for name in ("max_body_bytes", "max_prompts", "max_n", "max_stop_strings"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"serve.{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("stall_seconds", "keep_alive_seconds"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"serve.{name} is {getattr(self, name)}; it must be above 0")
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """One offline measurement.
+
+    Attributes:
+        workload_file: JSON file that lists the workloads.
+        workloads: names to run; empty runs all.
+        rounds: repeats per workload; the best time counts.
+    """
+
+    workload_file: str | None = None
+    workloads: tuple[str, ...] = ()
+    rounds: int = 2
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ConfigError(f"bench.rounds is {self.rounds}; it must be at least 1")

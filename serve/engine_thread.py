@@ -1,0 +1,166 @@
+"""Runs an engine core in its own thread; only msgspec records go in and out.
+
+    any thread ── add / abort ─▶ mailbox ─▶ [ core.step() ... ] ─▶ on_outputs(records)
+                                  (bounded)   sleeps when idle      on_death(error)
+
+A process boundary can take this thread's place: mailbox and callbacks become two sockets.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from girih.kernels.errors import EngineError, GirihError
+from girih.runtime.request import EngineOutput, EngineRequest
+
+MAILBOX_LIMIT = 65536
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag=True):
+    """Take a request in."""
+
+    request: EngineRequest
+
+
+class AbortRequests(msgspec.Struct, frozen=True, tag=True):
+    """Drop requests and free their blocks."""
+
+    request_ids: list[str]
+
+
+Command = AddRequest | AbortRequests
+
+
+class Core(Protocol):
+    """What the thread needs of `girih.runtime.engine.EngineCore`."""
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Queue a request."""
+
+    def abort(self, request_ids: list[str]) -> object:
+        """Drop requests."""
+
+    def step(self) -> list[EngineOutput]:
+        """Run one step."""
+
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+
+
+class EngineThread:
+    """Owns the core: nobody else may call it while the thread runs.
+
+    Args:
+        core: the engine core.
+        on_outputs: called in this thread with the records of each step; must not block.
+        on_death: called once, in this thread, when the core raised.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        on_outputs: Callable[[list[EngineOutput]], None],
+        on_death: Callable[[BaseException], None],
+    ) -> None:
+        self._core = core
+        self._on_outputs = on_outputs
+        self._on_death = on_death
+        self._mailbox: deque[Command] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._step_started: float | None = None
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="girih-engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    def add(self, request: EngineRequest) -> None:
+        """Hand a request over.
+
+        Raises:
+            EngineError: the engine died, is closing, or cannot keep up with its mailbox.
+        """
+        self._send(AddRequest(request), MAILBOX_LIMIT)
+
+    def abort(self, request_ids: list[str]) -> None:
+        """Ask to drop requests; takes effect before the next step."""
+        if self.error is None and not self._closing:
+            self._send(AbortRequests(request_ids), None)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Stop after the running step and wait for it."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def seconds_in_step(self) -> float:
+        """How long the running step has taken so far; 0 between steps."""
+        started = self._step_started
+        return 0.0 if started is None else time.monotonic() - started
+
+    def _send(self, command: Command, limit: int | None) -> None:
+        with self._wake:
+            if self.error is not None:
+                raise EngineError(f"the engine died: {self.error}")
+            if self._closing:
+                raise EngineError("the engine is shutting down")
+            if limit is not None and len(self._mailbox) >= limit:
+                raise EngineError(
+                    f"{limit} requests already wait to be handed to the engine; try again later"
+                )
+            self._mailbox.append(command)
+            self._wake.notify()
+
+    def _run(self) -> None:
+        try:
+            while self._serve_once():
+                pass
+        except BaseException as error:  # whatever kills the core must reach every reader
+            with self._wake:
+                self.error = error
+            self._on_death(error)
+
+    def _serve_once(self) -> bool:
+        with self._wake:
+            while not (self._mailbox or self._closing or self._core.has_work()):
+                self._wake.wait()
+            if self._closing:
+                return False
+            commands = list(self._mailbox)
+            self._mailbox.clear()
+        for command in commands:
+            self._handle(command)
+        if self._core.has_work():
+            self._step_started = time.monotonic()
+            outputs = self._core.step()
+            self._step_started = None
+            if outputs:
+                self._on_outputs(outputs)
+        return True
+
+    def _handle(self, command: Command) -> None:
+        if isinstance(command, AbortRequests):
+            self._core.abort(command.request_ids)
+            return
+        try:
+            self._core.add_request(command.request)
+        except GirihError as error:  # the request is at fault, not the engine
+            self._on_outputs(
+                [
+                    EngineOutput(
+                        request_id=command.request.request_id,
+                        finish_reason="error",
+                        error=str(error),
+                    )
+                ]
+            )

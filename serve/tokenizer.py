@@ -1,0 +1,184 @@
+"""The model's tokenizer: text to ids and back, straight on the `tokenizers` library.
+
+`tokenizer.json` is read directly (0.3 s); `transformers`, which imports torch, is only asked when
+a model ships without one. Chat templates are in `chat_template`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from girih.kernels.errors import RequestError, SourceError
+from girih.serve.chat_template import ChatTemplate, load_chat_template
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable stand-in of every byte in byte-level vocabularies (character → byte)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    alphabet = {chr(byte): byte for byte in printable}
+    hidden = [byte for byte in range(256) if byte not in set(printable)]
+    alphabet |= {chr(256 + index): byte for index, byte in enumerate(hidden)}
+    return alphabet
+
+
+BYTE_OF = _byte_alphabet()
+WORD_MARK = "\u2581"
+
+
+class Tokenizer:
+    """Encodes prompts, decodes outputs, renders chats.
+
+    Args:
+        backend: the tokenizer proper.
+        chat_template: the model's template, or None.
+        special_tokens: named tokens such as {"bos_token": "<s>"}, shown to the template.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        chat_template: ChatTemplate | None = None,
+        special_tokens: dict[str, str] | None = None,
+    ) -> None:
+        self._backend = backend
+        backend.no_truncation()
+        backend.no_padding()
+        self.chat_template = chat_template
+        self.special_tokens = special_tokens or {}
+        kinds = _decoder_kinds(backend)
+        self.is_byte_level = kinds == ["ByteLevel"]
+        self._special_ids = frozenset(
+            token_id
+            for token_id, token in backend.get_added_tokens_decoder().items()
+            if token.special
+        )
+        self._byte_ids = _byte_token_ids(backend) if "ByteFallback" in kinds else {}
+        self.token_bytes = lru_cache(maxsize=65536)(self._token_bytes)
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids the tokenizer knows (a model's own vocabulary may be padded beyond)."""
+        return int(self._backend.get_vocab_size())
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of `text`.
+
+        Raises:
+            RequestError: the text is not valid Unicode (a lone surrogate).
+        """
+        try:
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestError(f"the text is not valid Unicode: {error}", param="prompt") from error
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of `token_ids`; ids the tokenizer does not know are left out."""
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def token_text(self, token_id: int) -> str:
+        """Return one token as text; half a character shows as a replacement character."""
+        return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is a control token, left out of text by default."""
+        return token_id in self._special_ids
+
+    def is_byte_token(self, token_id: int) -> bool:
+        """Whether the token stands for one byte of a character the vocabulary lacks."""
+        return token_id in self._byte_ids
+
+    def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        """Render messages with the model's template (see `ChatTemplate.render`).
+
+        Raises:
+            RequestError: the model has no template, or the template refuses the messages.
+        """
+        if self.chat_template is None:
+            raise RequestError(
+                "this model has no chat template; send the prompt as text to /v1/completions",
+                param="messages",
+            )
+        return self.chat_template.render(messages, self.special_tokens, **options)
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        if token_id in self._byte_ids:
+            return bytes([self._byte_ids[token_id]])
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if not self.is_byte_level:
+            return str(token).replace(WORD_MARK, " ").encode()
+        try:
+            return bytes(BYTE_OF[character] for character in token)
+        except KeyError:  # an added token is written as it is
+            return str(token).encode()
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Read the tokenizer of a model directory.
+
+    Raises:
+        SourceError: there is none, or it cannot be read.
+    """
+    config = _read_json(path / "tokenizer_config.json")
+    return Tokenizer(
+        _load_backend(path), load_chat_template(path, config), _special_tokens(path, config)
+    )
+
+
+def _load_backend(path: Path) -> tokenizers.Tokenizer:
+    file = path / "tokenizer.json"
+    if file.exists():
+        try:
+            return tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception
+            raise SourceError(f"{file} could not be read: {error}") from error
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        return loaded.backend_tokenizer
+    except Exception as error:
+        raise SourceError(
+            f"{path} holds no tokenizer.json, and transformers could not convert another one: "
+            f"{error}"
+        ) from error
+
+
+def _special_tokens(path: Path, config: dict[str, Any]) -> dict[str, str]:
+    named = {**_read_json(path / "special_tokens_map.json"), **config}
+    found: dict[str, str] = {}
+    for key, value in named.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(text, str):
+            found[key] = text
+    return found
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise SourceError(f"{path} is not valid JSON: {error}") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:
+    if backend.decoder is None:
+        return []
+    state = json.loads(backend.decoder.__getstate__())
+    parts = state.get("decoders", [state])
+    return [part["type"] for part in parts]
+
+
+def _byte_token_ids(backend: tokenizers.Tokenizer) -> dict[int, int]:
+    ids = {byte: backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)}
+    return {token_id: byte for byte, token_id in ids.items() if token_id is not None}
