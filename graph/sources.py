@@ -3,23 +3,35 @@
 Owns: what kinds of source there are and the order in which a string is read as one. Must not know
 tensors or graphs (`checkpoint` opens what is found here), and imports no torch.
 
-    a directory          config.json + *.safetensors
+    smollm2, gemma3_270m   built-in: fetched once (`fetch`)
+    a directory            config.json + *.safetensors
+    a .gguf file           config and tokenizer converted once, weights read from the file
+    org/name               the local Hugging Face cache, then the hub
+
+Built-in names win over a directory of the same name; write ./smollm2 for the directory.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from girih.graph.progress import Progress, no_progress
+from girih.graph.cache_dir import cache_dir
+from girih.graph.fetch import BUILTIN_MODELS, CONVERSION, fetch_model, make_directory
+from girih.graph.gguf_file import read_gguf_header
+from girih.graph.gguf_names import family_of
+from girih.graph.progress import Progress, ProgressEvent, no_progress
 from girih.graph.safetensors_file import read_header
 from girih.kernels.errors import SourceError, WeightError
 
 INDEX_NAME = "model.safetensors.index.json"
 MODEL_DTYPES = ("bfloat16", "float16", "float32")
+HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
+HUB_IGNORED = ("*/*", "consolidated*")  # other formats and second copies of the weights
 
 
 @dataclass(frozen=True)
@@ -45,16 +57,100 @@ def resolve_source(source: str, progress: Progress = no_progress) -> ModelFiles:
     """Find a model's files.
 
     Args:
-        source: a local Hugging Face directory.
+        source: a built-in name, a directory, a .gguf file, or a hub id (see the module).
         progress: called while files are fetched or converted.
 
     Raises:
         SourceError: nothing usable is there; the message says what was looked at.
+        WeightError: the weights are there but damaged or incomplete.
     """
+    if source in BUILTIN_MODELS:
+        return resolve_directory(fetch_model(source, progress), source)
     path = Path(source).expanduser()
     if path.is_dir():
         return resolve_directory(path)
-    raise SourceError(f"model source {source!r} does not exist; give a directory with a model")
+    if path.is_file():
+        return _resolve_file(path, progress)
+    if source.startswith(("/", ".", "~")) or source.endswith((".gguf", ".safetensors")):
+        raise SourceError(f"model path {source} does not exist (looked at {path.absolute()})")
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", source):
+        return _resolve_hub(source, progress)
+    raise SourceError(_unknown_message(source))
+
+
+def _unknown_message(source: str) -> str:
+    near = difflib.get_close_matches(source.lower(), BUILTIN_MODELS, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return (
+        f"unknown model {source!r}: {hint}it must be a built-in name "
+        f"({', '.join(BUILTIN_MODELS)}), a directory with config.json, a .gguf file, or a hub id "
+        "such as org/name"
+    )
+
+
+def _resolve_file(path: Path, progress: Progress) -> ModelFiles:
+    if path.suffix.lower() != ".gguf":
+        raise SourceError(
+            f"{path} is a file, but not a .gguf file; give the directory that holds config.json "
+            "and the weights"
+        )
+    header = read_gguf_header(path)
+    family_of(header.metadata, str(path))
+
+    def build(target: Path) -> None:
+        from girih.graph.gguf_convert import convert_gguf_parts
+
+        progress(ProgressEvent("convert", 0, 1, f"config and tokenizer of {path.name}"))
+        convert_gguf_parts(path, target)
+        progress(ProgressEvent("convert", 1, 1, f"config and tokenizer of {path.name}"))
+
+    # The header holds the whole config and tokenizer, so its digest is an exact key.
+    name = re.sub(r"[^\w.-]", "_", path.stem)
+    directory = cache_dir() / "gguf" / f"{name}-{header.digest[:16]}-{CONVERSION}"
+    return ModelFiles(
+        path=make_directory(directory, build, progress),
+        weights=(),
+        gguf=path,
+        name=path.stem,
+        dtype=header.model_dtype(),
+    )
+
+
+def _resolve_hub(repo: str, progress: Progress) -> ModelFiles:
+    """A hub model from the local cache if all of it is there, else from the hub."""
+    name = repo.rpartition("/")[2]
+    try:
+        return resolve_directory(_hub_snapshot(repo, local=True), name)
+    except (SourceError, OSError, ValueError) as exc:
+        in_cache = _first_line(exc)
+    progress(ProgressEvent("download", 0, None, repo))
+    try:
+        path = _hub_snapshot(repo, local=False)
+    except Exception as exc:  # the hub client raises its HTTP library's errors, which may change
+        raise SourceError(
+            f"cannot get model {repo!r}: it is no local path, the local Hugging Face cache does "
+            f"not have it ({in_cache}), and the hub did not deliver it ({_first_line(exc)}); check "
+            "the name and the network, or give a local directory"
+        ) from exc
+    return resolve_directory(path, name)
+
+
+def _first_line(exc: Exception) -> str:
+    lines = str(exc).strip().splitlines()
+    return f"{type(exc).__name__}: {lines[0] if lines else ''}"
+
+
+def _hub_snapshot(repo: str, local: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    return Path(
+        snapshot_download(
+            repo,
+            allow_patterns=list(HUB_PATTERNS),
+            ignore_patterns=list(HUB_IGNORED),
+            local_files_only=local,
+        )
+    )
 
 
 def resolve_directory(path: Path, name: str | None = None) -> ModelFiles:
@@ -66,8 +162,10 @@ def resolve_directory(path: Path, name: str | None = None) -> ModelFiles:
     """
     config_path = path / "config.json"
     if not config_path.is_file():
+        hint = "; give the .gguf file itself" if any(path.glob("*.gguf")) else ""
         raise SourceError(
-            f"{path} is not a model directory: it has no config.json ({_describe_content(path)})"
+            f"{path} is not a model directory: it has no config.json "
+            f"({_describe_content(path)}){hint}"
         )
     config = read_json(config_path)
     weights = _find_weights(path)

