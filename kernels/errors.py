@@ -11,6 +11,7 @@
     ├── CapacityError    memory does not suffice for what was asked
     ├── RequestError     a request cannot be served as it stands (HTTP 4xx)
     └── EngineError      the engine died or refused work (HTTP 5xx)
+        └── QueueFullError  too many requests wait (HTTP 429)
 
 A message says what failed, the value seen, what is allowed, and what to do. This module lives in
 the lowest layer so that every folder can raise from the same tree; users import from `girih`.
@@ -70,3 +71,7 @@ class RequestError(GirihError):
 
 class EngineError(GirihError):
     """The engine died, or cannot take work now."""
+
+
+class QueueFullError(EngineError):
+    """Too many requests wait already; the same request may be tried again later."""

@@ -47,7 +47,7 @@ class RunningUpdate(msgspec.Struct, frozen=True, gc=False):
     """
 
     request_id: str
-    new_block_ids: list[int]
+    new_block_ids: tuple[int, ...]
     num_computed_tokens: int
 
 

@@ -155,6 +155,7 @@ class Request:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
+        self.restart_prompt_logprobs()
         self.blocks: list[KVBlock] = []
         self.num_cached_blocks = 0
         self.block_hashes: list[bytes] = []
@@ -168,6 +169,11 @@ class Request:
     def num_output_tokens(self) -> int:
         """Output tokens whose ids are known."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    def restart_prompt_logprobs(self) -> None:
+        """Collect from the start again; the first prompt token has no distribution before it."""
+        if self.sampling.prompt_logprobs is not None:
+            self.prompt_logprobs = [None]
 
     def sort_key(self) -> tuple[int, float, int]:
         """Order under the priority policy: the smallest is served first, the largest preempted."""

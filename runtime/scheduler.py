@@ -1,0 +1,449 @@
+"""Decides which tokens each step computes, and digests the results.
+
+There is no prefill phase and no decode phase. Every request has a debt of tokens whose KV is
+missing; a step pays debts until its budget is spent: running requests first, in order, then
+waiting ones unless this step had to preempt.
+
+    waiting ──admit──▶ running ──finish──▶ (gone)
+       ▲                  │
+       ╰────preempt───────╯   blocks freed, num_computed_tokens = 0, output tokens stay
+
+A plan moves `num_computed_tokens` forward at once (optimistic), so the next plan may be made
+before the result is there; results are paired with plans by `step_id`, in order. Void results
+(the request was preempted or ended meanwhile) are recognised by `Request.epoch`.
+Owns requests. Knows no tensors (no torch) and no text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from girih.kernels.errors import EngineError, QueueFullError, RequestError
+from girih.runtime.admission import AdmissionLimits
+from girih.runtime.config import SchedulerConfig
+from girih.runtime.executor import ModelRunnerOutput, NewRequest, RunningUpdate, SchedulerOutput
+from girih.runtime.kv_cache import KVCacheManager
+from girih.runtime.request import EngineOutput, EngineRequest, Request, RequestStatus
+from girih.runtime.waiting_queue import make_waiting_queue
+
+WATERMARK_SHARE = 0.01  # of the blocks stay free for growth when something already runs
+
+
+class PlannedTokens(NamedTuple):
+    """A request's part of one plan: positions [start, end), sampled from if `samples`."""
+
+    request: Request
+    epoch: int
+    start: int
+    end: int
+    samples: bool
+
+
+class PlanDraft:
+    """A plan while it is made; a victim's part can still be taken out."""
+
+    __slots__ = ("budget", "has_preempted", "new_requests", "parts", "updates")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.has_preempted = False
+        self.parts: dict[str, PlannedTokens] = {}
+        self.updates: dict[str, RunningUpdate] = {}
+        self.new_requests: list[NewRequest] = []
+
+    def add(self, request: Request, num_tokens: int) -> None:
+        """Plan the next `num_tokens` tokens of `request` and advance it."""
+        start = request.num_computed_tokens
+        end = request.num_computed_tokens = start + num_tokens
+        samples = end == len(request.token_ids) + request.num_placeholders
+        if samples:
+            request.num_placeholders += 1
+        self.budget -= num_tokens
+        self.parts[request.request_id] = PlannedTokens(request, request.epoch, start, end, samples)
+
+    def take_out(self, request: Request) -> None:
+        """Give back the tokens of a victim that was already planned (only running ones are)."""
+        part = self.parts.pop(request.request_id, None)
+        if part is not None:
+            self.budget += part.end - part.start
+            del self.updates[request.request_id]
+
+
+class Scheduler:
+    """Owner of all unfinished requests.
+
+    Args:
+        config: budgets and policy.
+        kv_cache: gives and takes back blocks.
+        max_model_len: longest prompt + output, in tokens.
+
+    Attributes:
+        num_preemptions: how often a request lost its blocks.
+        num_prompt_tokens: prompt tokens of requests admitted so far.
+        num_generated_tokens: output tokens so far.
+        finished: finish reason -> how many requests ended so.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, kv_cache: KVCacheManager, max_model_len: int
+    ) -> None:
+        self.config = config
+        self.kv_cache = kv_cache
+        self.limits = AdmissionLimits(config, max_model_len, kv_cache.capacity_tokens)
+        self.requests: dict[str, Request] = {}
+        self.running: list[Request] = []
+        self.waiting = make_waiting_queue(config.policy)
+        self.num_preemptions = 0
+        self.num_prompt_tokens = 0
+        self.num_generated_tokens = 0
+        self.finished: Counter[str] = Counter()
+        self._watermark = max(1, int(kv_cache.pool.num_usable * WATERMARK_SHARE))
+        self._in_flight: OrderedDict[int, list[PlannedTokens]] = OrderedDict()
+        self._next_step_id = 0
+        self._next_sequence = 0
+        self._finished_ids: list[str] = []
+        self._preempted_ids: list[str] = []
+
+    @property
+    def num_in_flight(self) -> int:
+        """Plans whose result has not come yet."""
+        return len(self._in_flight)
+
+    def has_work(self) -> bool:
+        """Whether any request is unfinished."""
+        return bool(self.requests)
+
+    def add_request(self, source: EngineRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: it can never be served as it stands, or its id is taken.
+            QueueFullError: `max_num_waiting` requests wait already.
+        """
+        if source.request_id in self.requests:
+            raise RequestError(
+                f"request id {source.request_id!r} belongs to an unfinished request; "
+                "use another one",
+                param="request_id",
+            )
+        max_total_tokens = self.limits.max_total_tokens(source)
+        limit = self.config.max_num_waiting
+        if limit and len(self.waiting) >= limit:
+            raise QueueFullError(
+                f"{len(self.waiting)} requests wait, scheduler.max_num_waiting is {limit}: "
+                "try again later"
+            )
+        request = Request(source, self._next_sequence, max_total_tokens)
+        self._next_sequence += 1
+        self.requests[request.request_id] = request
+        self.waiting.add(request)
+
+    # ---- planning ----
+
+    def schedule(self) -> SchedulerOutput | None:
+        """Make the plan of the next step; None when no request can advance now."""
+        draft = PlanDraft(self.config.max_num_batched_tokens)
+        self._schedule_running(draft)
+        if not draft.has_preempted:
+            self._schedule_waiting(draft)
+        if not draft.parts:
+            return None
+        plan = SchedulerOutput(
+            step_id=self._next_step_id,
+            new_requests=tuple(draft.new_requests),
+            running=tuple(draft.updates.values()),
+            num_scheduled_tokens={
+                request_id: part.end - part.start for request_id, part in draft.parts.items()
+            },
+            finished_ids=tuple(self._finished_ids),
+            preempted_ids=tuple(self._preempted_ids),
+        )
+        self._in_flight[plan.step_id] = list(draft.parts.values())
+        self._next_step_id += 1
+        self._finished_ids.clear()
+        self._preempted_ids.clear()
+        return plan
+
+    def _schedule_running(self, draft: PlanDraft) -> None:
+        running = self.running
+        index = 0
+        while index < len(running) and draft.budget > 0:
+            request = running[index]
+            num_tokens = self._num_tokens_to_plan(request, draft.budget)
+            if num_tokens == 0:  # every token it may still get is in flight
+                index += 1
+                continue
+            start = request.num_computed_tokens
+            block_ids = self.kv_cache.allocate_slots(request, start + num_tokens)
+            if block_ids is None:
+                index = self._make_room(index, draft)
+                continue
+            draft.add(request, num_tokens)
+            draft.updates[request.request_id] = RunningUpdate(request.request_id, block_ids, start)
+            index += 1
+
+    def _num_tokens_to_plan(self, request: Request, budget: int) -> int:
+        num_known = len(request.token_ids) + request.num_placeholders
+        if num_known >= request.max_total_tokens:
+            return 0
+        debt = num_known - request.num_computed_tokens
+        if debt == 1:  # decode
+            return 1
+        return min(debt, budget, self._prefill_limit(debt))
+
+    def _prefill_limit(self, debt: int) -> int:
+        """Most tokens of a long prompt per step; no limit when nobody else could be starved."""
+        threshold = self.config.long_prefill_token_threshold
+        if threshold and self.config.enable_chunked_prefill and len(self.requests) > 1:
+            return threshold
+        return debt
+
+    def _make_room(self, index: int, draft: PlanDraft) -> int:
+        """Preempt one request for `running[index]`; returns the index to go on with."""
+        victim_index = len(self.running) - 1
+        if self.config.policy == "priority":
+            victim_index = max(range(len(self.running)), key=lambda i: self.running[i].sort_key())
+        victim = self.running.pop(victim_index)
+        draft.take_out(victim)
+        draft.has_preempted = True
+        self._preempt(victim)
+        return index - 1 if victim_index < index else index
+
+    def _preempt(self, request: Request) -> None:
+        """Free the blocks of a request just taken from `running` and queue it again."""
+        self.kv_cache.free(request)
+        request.epoch += 1
+        request.num_computed_tokens = 0
+        request.num_placeholders = 0
+        request.num_preemptions += 1
+        if request.num_output_tokens == 0:
+            request.restart_prompt_logprobs()
+        request.status = RequestStatus.PREEMPTED
+        self.num_preemptions += 1
+        self._preempted_ids.append(request.request_id)
+        self.waiting.add_preempted(request)
+
+    def _schedule_waiting(self, draft: PlanDraft) -> None:
+        max_num_seqs = self.config.max_num_seqs
+        while len(self.waiting) and draft.budget > 0 and len(self.running) < max_num_seqs:
+            request = self.waiting.peek()
+            found = self.kv_cache.get_computed_blocks(request)
+            num_found = len(found) * self.kv_cache.block_size
+            debt = request.num_tokens - num_found
+            if self._must_wait_for_budget(debt, draft.budget):
+                break
+            num_reserved = self._watermark if self.running else 0
+            if not self.kv_cache.can_admit(request, found, num_reserved):
+                break
+            num_tokens = min(debt, draft.budget, self._prefill_limit(debt))
+            self.waiting.remove(request)
+            self.kv_cache.admit(request, found)
+            if self.kv_cache.allocate_slots(request, num_found + num_tokens) is None:
+                raise EngineError(
+                    f"no KV blocks for {request.request_id!r} after they were counted"
+                )
+            self._start(request, num_found)
+            draft.add(request, num_tokens)
+            draft.new_requests.append(self._describe(request, num_found))
+
+    def _must_wait_for_budget(self, debt: int, budget: int) -> bool:
+        """Without chunked prefill a prompt waits for a step that takes it whole.
+
+        A preempted request may have grown past the budget of any step; it is computed in chunks.
+        """
+        whole_step = self.config.max_num_batched_tokens
+        return not self.config.enable_chunked_prefill and budget < debt <= whole_step
+
+    def _start(self, request: Request, num_found: int) -> None:
+        if request.num_preemptions == 0:
+            self.num_prompt_tokens += request.num_prompt_tokens
+            request.num_cached_tokens = num_found
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = num_found
+        self.running.append(request)
+
+    def _describe(self, request: Request, num_computed_tokens: int) -> NewRequest:
+        return NewRequest(
+            request_id=request.request_id,
+            token_ids=request.token_ids.copy(),
+            num_prompt_tokens=request.num_prompt_tokens,
+            sampling=request.sampling,
+            stop_token_ids=tuple(sorted(request.stop_ids)),
+            block_ids=[block.block_id for block in request.blocks],
+            num_computed_tokens=num_computed_tokens,
+        )
+
+    # ---- results ----
+
+    def update(self, result: ModelRunnerOutput) -> list[EngineOutput]:
+        """Digest the result of the oldest plan in flight; one record per request with news.
+
+        A request whose token the result misses ends with finish reason "error".
+
+        Raises:
+            EngineError: the result answers another plan (nothing has changed then).
+        """
+        parts = self._take_in_flight(result.step_id)
+        num_unfinished = len(self.requests)
+        block_size = self.kv_cache.block_size
+        outputs: list[EngineOutput] = []
+        for request, epoch, _, end, samples in parts:
+            if request.epoch != epoch:  # preempted or ended meanwhile: a late result
+                continue
+            if end >= (request.num_cached_blocks + 1) * block_size:
+                self.kv_cache.cache_full_blocks(request, end)
+            if request.sampling.prompt_logprobs is not None:
+                self._collect_prompt_logprobs(request, result)
+            if samples:
+                outputs.append(self._append_sampled(request, result))
+        if len(self.requests) != num_unfinished:
+            self._drop_finished_from_running()
+        return outputs
+
+    def _take_in_flight(self, step_id: int) -> list[PlannedTokens]:
+        expected = next(iter(self._in_flight), None)
+        if step_id != expected:
+            raise EngineError(
+                f"a result for step {step_id} came; the oldest plan in flight is {expected}"
+            )
+        return self._in_flight.pop(step_id)
+
+    def _append_sampled(self, request: Request, result: ModelRunnerOutput) -> EngineOutput:
+        request_id = request.request_id
+        output = EngineOutput(request_id=request_id, num_cached_tokens=request.num_cached_tokens)
+        sampled = result.sampled_token_ids.get(request_id)
+        if not sampled:
+            output.finish_reason = "error"
+            output.error = f"step {result.step_id} gave no token for request {request_id!r}"
+            self._finish(request, "error")
+            return output
+        if len(request.token_ids) == request.num_prompt_tokens:
+            output.prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
+        request.num_placeholders -= 1
+        reason, num_taken = self._take_tokens(request, sampled)
+        output.new_token_ids = sampled[:num_taken]
+        if request.sampling.logprobs is not None:
+            output.logprobs = result.logprobs.get(request_id, [])[:num_taken]
+        if reason is not None:
+            output.finish_reason = reason
+            last = request.token_ids[-1]
+            if reason == "stop" and last in request.sampling.stop_token_ids:
+                output.stop_reason = last
+            self._finish(request, reason)
+        return output
+
+    def _take_tokens(self, request: Request, sampled: list[int]) -> tuple[str | None, int]:
+        """Append tokens up to the first that ends the request; its reason and their count."""
+        reason, num_taken = None, 0
+        for token_id in sampled:
+            request.token_ids.append(token_id)
+            num_taken += 1
+            reason = self._finish_reason(request, token_id)
+            if reason is not None:
+                break
+        self.num_generated_tokens += num_taken
+        return reason, num_taken
+
+    def _finish_reason(self, request: Request, token_id: int) -> str | None:
+        """Why the request ends with `token_id`, its last token; None when it goes on."""
+        num_tokens = len(request.token_ids)
+        if (
+            token_id in request.stop_ids
+            and num_tokens - request.num_prompt_tokens > request.sampling.min_tokens
+        ):
+            return "stop"
+        return "length" if num_tokens >= request.max_total_tokens else None
+
+    def _collect_prompt_logprobs(self, request: Request, result: ModelRunnerOutput) -> None:
+        if request.prompt_logprobs is not None:  # not yet handed out
+            request.prompt_logprobs.extend(result.prompt_logprobs.get(request.request_id, ()))
+
+    # ---- ends ----
+
+    def _finish(self, request: Request, reason: str) -> None:
+        """End `request` and free its blocks; the caller takes it out of its queue."""
+        request.status = RequestStatus.FINISHED
+        request.epoch += 1
+        self.kv_cache.free(request)
+        del self.requests[request.request_id]
+        self._finished_ids.append(request.request_id)
+        self.finished[reason] += 1
+
+    def _drop_finished_from_running(self) -> None:
+        self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
+
+    def finish_requests(
+        self, request_ids: Iterable[str], reason: str, error: str | None = None
+    ) -> list[EngineOutput]:
+        """End requests from outside ("abort" or "error"), whatever their state.
+
+        Their results in flight will be dropped. Unknown ids are ignored: the request may have
+        ended by itself meanwhile.
+        """
+        outputs = []
+        for request_id in request_ids:
+            request = self.requests.get(request_id)
+            if request is None:
+                continue
+            if request.status is not RequestStatus.RUNNING:
+                self.waiting.remove(request)
+            self._finish(request, reason)
+            outputs.append(
+                EngineOutput(
+                    request_id=request_id,
+                    finish_reason=reason,
+                    num_cached_tokens=request.num_cached_tokens,
+                    error=error,
+                )
+            )
+        self._drop_finished_from_running()
+        return outputs
+
+    def roll_back(self, step_id: int) -> list[str]:
+        """Void plan `step_id` and every later one: their tokens count as not computed.
+
+        Returns:
+            Ids of the requests those plans advanced and that are still unfinished.
+        """
+        affected: dict[str, None] = {}
+        for later_id in reversed([i for i in self._in_flight if i >= step_id]):
+            for request, epoch, start, _, samples in self._in_flight.pop(later_id):
+                if request.epoch == epoch:
+                    request.num_computed_tokens = start
+                    request.num_placeholders -= samples
+                    affected[request.request_id] = None
+        return list(affected)
+
+    def preempt_requests(self, request_ids: Iterable[str]) -> None:
+        """Preempt running requests, so that the runner gets them anew and complete."""
+        victims = [self.requests[request_id] for request_id in request_ids]
+        for request in reversed(victims):  # the first one ends at the head of the queue
+            self.running.remove(request)
+            self._preempt(request)
+
+    def check_integrity(self) -> None:
+        """Compare queues, requests and blocks with each other.
+
+        Raises:
+            EngineError: names what disagrees.
+        """
+        self.kv_cache.check_integrity()
+        if len(self.requests) != len(self.running) + len(self.waiting):
+            raise EngineError(
+                f"{len(self.requests)} requests != {len(self.running)} running + "
+                f"{len(self.waiting)} waiting"
+            )
+        running = {id(request) for request in self.running}
+        for request in self.requests.values():
+            if (id(request) in running) != (request.status is RequestStatus.RUNNING):
+                raise EngineError(f"{request.request_id!r} is {request.status} in the wrong queue")
+            num_slots = len(request.blocks) * self.kv_cache.block_size
+            if request.num_computed_tokens > num_slots:
+                raise EngineError(
+                    f"{request.request_id!r} has {request.num_computed_tokens} computed tokens "
+                    f"in {num_slots} slots"
+                )
+            if request.status is not RequestStatus.RUNNING and request.blocks:
+                raise EngineError(f"{request.request_id!r} waits and holds blocks")

@@ -1,0 +1,32 @@
+"""Every core made through the `new_core` fixture is checked for integrity after its test."""
+
+from __future__ import annotations
+
+import pytest
+from support_core import make_core
+
+_made: list = []
+
+
+@pytest.fixture
+def new_core():
+    """Factory of cores over a fake runner (arguments of `support_core.make_core`)."""
+
+    def make(*args, **kwargs):
+        core = make_core(*args, **kwargs)
+        _made.append(core)
+        return core
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _integrity_after_each_test():
+    _made.clear()
+    yield
+    for core in _made:
+        core.check_integrity()
+        pool = core.scheduler.kv_cache.pool
+        if not core.has_work():
+            assert pool.num_free == pool.num_usable, "blocks leaked"
+        assert not getattr(core.runner, "violations", [])

@@ -1,0 +1,87 @@
+"""Build an engine core over a `FakeRunner`, make requests for it, run it to the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from support_fake_runner import FakeRunner
+
+from girih.runtime.config import SchedulerConfig
+from girih.runtime.engine import EngineCore
+from girih.runtime.kv_cache import KVCacheManager
+from girih.runtime.request import EngineOutput, EngineRequest
+from girih.runtime.sampling_params import SamplingParams
+from girih.runtime.scheduler import Scheduler
+
+
+def make_core(
+    num_blocks: int = 64,
+    block_size: int = 16,
+    max_model_len: int = 256,
+    enable_prefix_caching: bool = True,
+    runner: Any = None,
+    **scheduler: Any,
+) -> EngineCore:
+    """A core over `runner` (a new `FakeRunner` by default); the rest goes to SchedulerConfig."""
+    kv_cache = KVCacheManager(num_blocks, block_size, enable_prefix_caching)
+    return EngineCore(
+        Scheduler(SchedulerConfig(**scheduler), kv_cache, max_model_len),
+        runner or FakeRunner(block_size),
+    )
+
+
+def make_request(
+    request_id: str,
+    prompt: int | list[int] = 8,
+    *,
+    priority: int = 0,
+    arrival_time: float = 0.0,
+    eos_token_ids: tuple[int, ...] = (),
+    cache_salt: str | None = None,
+    **sampling: Any,
+) -> EngineRequest:
+    """A request with the given prompt, or with a prompt of so many tokens of its own."""
+    if isinstance(prompt, int):
+        start = sum(request_id.encode()) * 31
+        prompt = [(start + i * 7) % 1000 for i in range(prompt)]
+    return EngineRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(**sampling),
+        eos_token_ids=eos_token_ids,
+        arrival_time=arrival_time,
+        priority=priority,
+        cache_salt=cache_salt,
+    )
+
+
+@dataclass
+class Collected:
+    """Everything the core said about one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    outputs: list[EngineOutput] = field(default_factory=list)
+
+
+def collect(into: dict[str, Collected], outputs: list[EngineOutput]) -> None:
+    """Add outputs to what is known; nothing may come after the end of a request."""
+    for output in outputs:
+        entry = into.setdefault(output.request_id, Collected())
+        assert entry.finish_reason is None, f"{output.request_id}: output after its end"
+        entry.tokens += output.new_token_ids
+        entry.finish_reason = output.finish_reason
+        entry.outputs.append(output)
+
+
+def run_to_end(core: EngineCore, max_steps: int = 5000) -> dict[str, Collected]:
+    """Step until no work is left; checks integrity and the fake KV after every step."""
+    collected: dict[str, Collected] = {}
+    for _ in range(max_steps):
+        if not core.has_work():
+            return collected
+        collect(collected, core.step())
+        core.check_integrity()
+        assert not getattr(core.runner, "violations", []), core.runner.violations
+    raise AssertionError(f"no end after {max_steps} steps")
