@@ -48,7 +48,7 @@ def kv_cache_shapes(
 
 def block_size_of(key_cache: torch.Tensor) -> int:
     """Return the number of slots in a block of this key cache."""
-    return key_cache.shape[3]
+    return int(key_cache.shape[3])
 
 
 def write_tokens(
@@ -64,7 +64,7 @@ def write_tokens(
     size = block_size_of(key_cache)
     block, offset = slots // size, slots % size
     if key_cache.dim() == 5:
-        key_cache[block, :, :, offset] = k.reshape(*k.shape[:2], -1, 2)
+        key_cache[block, :, :, offset] = k.unflatten(2, (k.shape[2] // 2, 2))
         value_cache[block, :, offset // 2, :, offset % 2] = v
     else:
         key_cache[block, :, :, offset] = k

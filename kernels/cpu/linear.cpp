@@ -1,0 +1,264 @@
+// y = x W^T + b with W packed in column panels.
+//
+//   few rows    every panel is streamed once from memory and widened in registers
+//   many rows   (row block x panel group) items; a panel is widened once into the thread's
+//               scratch and used for all row tiles of the block, whose float32 rows stay in L2
+//
+// x is widened once per call, shared by all threads. Sums run over k in ascending order on both
+// paths, so a row's result does not depend on the number of rows.
+#include <omp.h>
+
+#include <algorithm>
+
+#include "kernels.h"
+#include "scratch.h"
+#include "tile.h"
+
+namespace girih {
+namespace {
+
+constexpr int kWidth = 2 * kLanes;
+constexpr int kStreamRows = 2 * kMaxRows;     // up to here panels are widened in registers
+constexpr long kBlockBytes = 320 * 1024;      // float32 rows of a row block: most of L2
+constexpr int kDepth = 1024;                  // k steps of a widened panel part
+constexpr long kChunkBytes = 64 * 1024;       // packed bytes that a thread takes at a time
+constexpr long kWideBytes = 8 * 1024 * 1024;  // float32 rows widened at a time
+
+template <class T>
+struct Weights;
+
+template <class T>
+struct PlainWeights {
+  static constexpr int kStep = 1;
+  template <int M, int P>
+  GIRIH_INLINE static void stream(Tile<M, 2 * P>& tile, const float* a, long a_stride, const T* b,
+                                  long panel_stride, int k) {
+#pragma GCC unroll 2
+    for (int i = 0; i < k; ++i) {
+      vf column[2 * P];
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) {
+        column[2 * p] = load(b + p * panel_stride + (long)i * kWidth);
+        column[2 * p + 1] = load(b + p * panel_stride + (long)i * kWidth + kLanes);
+      }
+      tile.step(a + i, a_stride, column);
+    }
+  }
+  static void widen_panel(float* to, const T* b, int k) {
+    for (long i = 0; i < (long)k * kWidth; i += kLanes) store(to + i, load(b + i));
+  }
+};
+
+template <>
+struct Weights<float> : PlainWeights<float> {};
+template <>
+struct Weights<f16> : PlainWeights<f16> {};
+
+template <>
+struct Weights<bf16> {
+  static constexpr int kStep = 2;  // k comes in pairs; x is zero beyond an odd k
+  template <int M, int P>
+  GIRIH_INLINE static void stream(Tile<M, 2 * P>& tile, const float* a, long a_stride,
+                                  const bf16* b, long panel_stride, int k) {
+    for (int i = 0; i < k; i += 2) {
+      vf even[2 * P], odd[2 * P];
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) {
+        const bf16* pair = b + p * panel_stride + (long)i * kWidth;
+        __builtin_prefetch(pair + 1024);
+        load_pairs(pair, even[2 * p], odd[2 * p]);
+        load_pairs(pair + kWidth, even[2 * p + 1], odd[2 * p + 1]);
+      }
+      tile.step(a + i, a_stride, even);
+      tile.step(a + i + 1, a_stride, odd);
+    }
+  }
+  static void widen_panel(float* to, const bf16* b, int k) {
+    for (int i = 0; i < k; i += 2) {
+      for (int v = 0; v < 2; ++v) {
+        vf even, odd;
+        load_pairs(b + (long)i * kWidth + v * kWidth, even, odd);
+        store(to + (long)i * kWidth + v * kLanes, even);
+        store(to + (long)(i + 1) * kWidth + v * kLanes, odd);
+      }
+    }
+  }
+};
+
+template <class T>
+struct Call {
+  const LinearArgs& args;
+  const float* x;  // [rows, x_stride] float32
+  long x_stride;
+  int rows;
+  T* out;
+  int depth;  // k rounded up to the weights' step
+
+  const T* panel(int p) const { return (const T*)args.packed + (long)p * depth * kWidth; }
+
+  // One panel's columns of a row tile to the output.
+  template <int M>
+  GIRIH_INLINE void finish(const vf* sums, int sum_stride, int row, int p) const {
+    int column = p * kWidth;
+    const T* bias = (const T*)args.bias;
+    for (int v = 0; v < 2 && column < args.n; ++v, column += kLanes) {
+      int count = std::min(kLanes, args.n - column);
+      vf add = {};
+      if (bias) add = count == kLanes ? load(bias + column) : load_some(bias + column, count);
+      for (int m = 0; m < M; ++m) {
+        T* to = out + (long)(row + m) * args.out_stride + column;
+        vf value = sums[m * sum_stride + v] + add;
+        if (count == kLanes)
+          store(to, value);
+        else
+          store_some(to, value, count);
+      }
+    }
+  }
+
+  template <int M, int P>
+  void stream_panels(int row, int p) const {
+    Tile<M, 2 * P> tile;
+    tile.clear();
+    Weights<T>::template stream<M, P>(tile, x + row * x_stride, x_stride, panel(p),
+                                      (long)depth * kWidth, depth);
+    for (int i = 0; i < P; ++i) finish<M>(&tile.sum[0][2 * i], 2 * P, row, p + i);
+  }
+
+  // Several panels at once while few rows leave registers free: more independent sums.
+  template <int M>
+  void stream_rows(int row, int begin, int end) const {
+    constexpr int P = std::max(1, std::min(4, kMaxRows / M));
+    int p = begin;
+    for (; p + P <= end; p += P) stream_panels<M, P>(row, p);
+    for (; p < end; ++p) stream_panels<M, 1>(row, p);
+  }
+
+  void stream(int begin, int end) const {
+    // A few panels at a time, so that later row tiles find them in L1.
+    int group = rows <= kMaxRows ? end - begin : 1;
+    for (int p = begin; p < end; p += group) {
+      for_row_tiles(rows, [&](int row, int height) {
+        with_rows(height, [&]<int M>() { stream_rows<M>(row, p, std::min(end, p + group)); });
+      });
+    }
+  }
+
+  // Rows [first, last) x one panel; `wide` holds kDepth x kWidth, `sums` the block's partial sums.
+  void block(int first, int last, int p, float* wide, float* sums) const {
+    for (int k = 0; k < depth; k += kDepth) {
+      int part = std::min(kDepth, depth - k);
+      bool begins = k == 0, ends = k + part == depth;
+      const float* b;
+      if constexpr (std::is_same_v<T, float>) {
+        b = panel(p) + (long)k * kWidth;
+      } else {
+        Weights<T>::widen_panel(wide, panel(p) + (long)k * kWidth, part);
+        b = wide;
+      }
+      for_row_tiles(last - first, [&](int row, int height) {
+        with_rows(height, [&]<int M>() {
+          Tile<M, 2> tile;
+          float* partial = sums + (long)row * kWidth;
+          if (begins)
+            tile.clear();
+          else
+            tile.read(partial, kWidth);
+          tile.accumulate(x + (first + row) * x_stride + k, x_stride, b, kWidth, part);
+          if (ends)
+            finish<M>(&tile.sum[0][0], 2, first + row, p);
+          else
+            tile.write(partial, kWidth);
+        });
+      });
+    }
+  }
+};
+
+thread_local Scratch shared_rows;   // of the calling thread: x in float32
+thread_local Scratch own_panel;     // of each worker: a widened panel and partial sums
+
+int block_rows(int depth) {
+  long fit = kBlockBytes / (4L * depth);
+  return (int)std::clamp(fit / kMaxRows * kMaxRows, 4L * kMaxRows, 32L * kMaxRows);
+}
+
+template <class T>
+void run_stream(const Call<T>& call, int panels) {
+  long panel_bytes = (long)call.depth * kWidth * sizeof(T);
+  int chunk = (int)std::clamp(kChunkBytes / panel_bytes, 1L, 64L);
+  int chunks = (panels + chunk - 1) / chunk;
+#pragma omp for schedule(dynamic)
+  for (int c = 0; c < chunks; ++c) call.stream(c * chunk, std::min(panels, (c + 1) * chunk));
+}
+
+template <class T>
+void run_blocks(const Call<T>& call, int panels) {
+  int height = block_rows(call.depth);
+  int blocks = (call.rows + height - 1) / height;
+  height = round_up((call.rows + blocks - 1) / blocks, kMaxRows);
+  blocks = (call.rows + height - 1) / height;
+  int wanted = std::max(1, 8 * omp_get_num_threads() / blocks);
+  int group = std::max(1, panels / std::min(panels, wanted));
+  int groups = (panels + group - 1) / group;
+  float* wide = own_panel.floats((size_t)(kDepth + height) * kWidth);
+#pragma omp for schedule(dynamic)
+  for (int item = 0; item < blocks * groups; ++item) {
+    int first = item / groups * height, begin = item % groups * group;
+    for (int p = begin; p < std::min(panels, begin + group); ++p)
+      call.block(first, std::min(call.rows, first + height), p, wide, wide + kDepth * kWidth);
+  }
+}
+
+template <class T>
+void run_rows(const LinearArgs& args, int first, int rows) {
+  const int depth = round_up(args.k, Weights<T>::kStep);
+  const T* x = (const T*)args.x + first * args.x_stride;
+  Call<T> call{args, nullptr, args.x_stride, rows, (T*)args.out + first * args.out_stride, depth};
+  float* wide = nullptr;
+  if constexpr (std::is_same_v<T, float>) {
+    call.x = x;
+  } else {
+    // Not a multiple of 4 KiB, or the rows of a tile would compete for the same lines of L1.
+    call.x_stride = round_up(depth, kLanes) + 16;
+    call.x = wide = shared_rows.floats((size_t)rows * call.x_stride);
+  }
+  const int panels = (args.n + kWidth - 1) / kWidth;
+  const bool alone = (long)panels * depth * kWidth * rows < 64 * 1024;
+  const bool few = rows * (long)args.k <= 8 * 1024;
+  if (wide && few)
+    for (int row = 0; row < rows; ++row)
+      widen(wide + row * call.x_stride, x + row * args.x_stride, args.k);
+#pragma omp parallel if (!alone)
+  {
+    if (wide && !few) {
+#pragma omp for schedule(static)
+      for (int row = 0; row < rows; ++row)
+        widen(wide + row * call.x_stride, x + row * args.x_stride, args.k);
+    }
+    if (rows <= kStreamRows)
+      run_stream(call, panels);
+    else
+      run_blocks(call, panels);
+  }
+}
+
+template <class T>
+void run(const LinearArgs& args) {
+  int step = (int)std::clamp(kWideBytes / (4L * args.k), 64L, 1L << 20);
+  for (int first = 0; first < args.tokens; first += step)
+    run_rows<T>(args, first, std::min(step, args.tokens - first));
+}
+
+}  // namespace
+
+void packed_linear(DType dtype, const LinearArgs& args) {
+  if (dtype == DType::bfloat16)
+    run<bf16>(args);
+  else if (dtype == DType::float16)
+    run<f16>(args);
+  else
+    run<float>(args);
+}
+
+}  // namespace girih

@@ -1,0 +1,83 @@
+// The register tile of every matrix product here: M rows x NV vectors of float32 sums.
+//
+// Each sum is one chain over k in ascending order, whatever M and NV are, so an output element
+// does not depend on which rows are computed beside it.
+#pragma once
+
+#include "lanes.h"
+
+namespace girih {
+
+template <int M, int NV>
+struct Tile {
+  vf sum[M][NV];
+
+  GIRIH_INLINE void clear() {
+    for (int m = 0; m < M; ++m)
+      for (int v = 0; v < NV; ++v) sum[m][v] = vf{};
+  }
+  GIRIH_INLINE void read(const float* c, long stride) {
+    for (int m = 0; m < M; ++m)
+      for (int v = 0; v < NV; ++v) sum[m][v] = load(c + m * stride + v * kLanes);
+  }
+  GIRIH_INLINE void write(float* c, long stride) const {
+    for (int m = 0; m < M; ++m)
+      for (int v = 0; v < NV; ++v) store(c + m * stride + v * kLanes, sum[m][v]);
+  }
+  // sum[m] += a[m] * b, one step of k.
+  GIRIH_INLINE void step(const float* a, long a_stride, const vf (&b)[NV]) {
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+      vf x = splat(a[m * a_stride]);
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) sum[m][v] += x * b[v];
+    }
+  }
+  // sum += a [M, depth] * b [depth, NV vectors], both float32.
+  GIRIH_INLINE void accumulate(const float* a, long a_stride, const float* b, long b_stride,
+                               int depth) {
+#pragma GCC unroll 4
+    for (int k = 0; k < depth; ++k) {
+      vf column[NV];
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) column[v] = load(b + k * b_stride + v * kLanes);
+      step(a + k, a_stride, column);
+    }
+  }
+};
+
+// Calls body.template operator()<M>() with M = rows (1 … kMaxRows).
+template <class Body>
+GIRIH_INLINE void with_rows(int rows, const Body& body) {
+  switch (rows) {
+    case 1: return body.template operator()<1>();
+    case 2: return body.template operator()<2>();
+    case 3: return body.template operator()<3>();
+    case 4: return body.template operator()<4>();
+    case 5: return body.template operator()<5>();
+    case 6: return body.template operator()<6>();
+  }
+  if constexpr (kMaxRows > 6) {
+    switch (rows) {
+      case 7: return body.template operator()<7>();
+      case 8: return body.template operator()<8>();
+      case 9: return body.template operator()<9>();
+      case 10: return body.template operator()<10>();
+      case 11: return body.template operator()<11>();
+      case 12: return body.template operator()<12>();
+    }
+  }
+}
+
+// Splits `rows` into tiles of nearly equal height, at most kMaxRows: body(first, height).
+template <class Body>
+GIRIH_INLINE void for_row_tiles(int rows, const Body& body) {
+  int tiles = (rows + kMaxRows - 1) / kMaxRows;
+  for (int i = 0, first = 0; i < tiles; ++i) {
+    int next = (int)((long)rows * (i + 1) / tiles);
+    body(first, next - first);
+    first = next;
+  }
+}
+
+}  // namespace girih
