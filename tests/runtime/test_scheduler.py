@@ -89,7 +89,7 @@ def test_without_chunks_a_preempted_request_that_outgrew_the_budget_comes_back(n
 
 def test_fcfs_preempts_the_last_running_and_brings_it_back_first(new_core):
     core = new_core(num_blocks=5, enable_prefix_caching=False)  # 4 usable blocks of 16
-    add(core, *(make_request(name, 15, max_tokens=20) for name in "abc"))
+    add(core, *(make_request(name, 15, max_tokens=8) for name in "abc"))
     while not core.stats().num_preemptions:
         plan = plan_of(core)
     assert plan.preempted_ids == ("c",)
