@@ -298,7 +298,7 @@ class GgufFile:
         import numpy as np
 
         raw = np.empty((count, row_bytes), dtype=np.uint8)
-        buffer = memoryview(raw).cast("B")
+        buffer = raw.reshape(-1).data
         done = 0
         while done < len(buffer):
             got = os.preadv(self._fd, [buffer[done:]], offset + done)

