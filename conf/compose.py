@@ -13,7 +13,6 @@ import dataclasses
 import difflib
 import re
 import typing
-from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,13 +23,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from girih.conf import schema
+from girih.conf.files import group_options
 from girih.kernels.errors import ConfigError
 from girih.runtime.config import EngineConfig
 
 T = TypeVar("T")
 Texts = dict[str, str | list[str] | None]
-
-GROUPS = ("model", "target", "opt", "scheduler", "cache", "sampling", "serve", "bench")
 
 
 def compose_config(verb: str, words: list[str]) -> dict[str, Any]:
@@ -75,16 +73,6 @@ def to_record(record: type[T], values: dict[str, Any]) -> T:
     return record(**ready)
 
 
-def group_options(group: str) -> list[str]:
-    """Return the options of a configuration group, e.g. ["O0", "O2"] for "opt"."""
-    folder = resources.files("girih.conf").joinpath(group)
-    return sorted(
-        entry.name.removesuffix(".yaml")
-        for entry in folder.iterdir()
-        if entry.name.endswith(".yaml")
-    )
-
-
 def nearest(word: str, known: typing.Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the entry of `known` most like `word`, or None when nothing is close."""
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
@@ -121,7 +109,7 @@ def _split_words(
                 f"and `girih {verb} --help` lists them"
             )
         target = schema.ALIASES.get(key, key)
-        if key in sections and key in GROUPS:
+        if key in sections and key in schema.GROUPS:
             overrides += _choose_option(key, value, texts)
         elif target not in leaves:
             aliases = [name for name, full in schema.ALIASES.items() if full in leaves]

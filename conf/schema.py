@@ -12,8 +12,6 @@ import typing
 from functools import cache
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
-
 from girih.passes.options import OptConfig
 from girih.runtime.config import (
     CacheConfig,
@@ -36,6 +34,9 @@ SECTIONS: dict[str, type] = {
     "bench": BenchConfig,
 }
 """Every section of a configuration and the record it fills."""
+
+GROUPS = tuple(name for name in SECTIONS if name != "compile")
+"""Sections that are also Hydra groups with named options."""
 
 ENGINE_SECTIONS = ("model", "target", "opt", "scheduler", "cache", "compile")
 
@@ -134,6 +135,8 @@ def root_schema(verb: str) -> type:
 
 def register() -> None:
     """Put every verb's root schema into Hydra's store as `VERB_schema`."""
+    from hydra.core.config_store import ConfigStore
+
     store = ConfigStore.instance()
     for verb in VERBS:
         store.store(name=f"{verb}_schema", node=root_schema(verb))

@@ -1,6 +1,6 @@
 """Runs an engine core in its own thread; only msgspec records go in and out.
 
-    any thread ── add / abort ─▶ mailbox ─▶ [ core.step() ... ] ─▶ on_outputs(records)
+    any thread ── add / abort ─▶ mailbox ─▶ [ core.step() ... ] ─▶ on_records(records)
                                   (bounded)   sleeps when idle      on_death(error)
 
 A process boundary can take this thread's place: mailbox and callbacks become two sockets.
@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from girih.kernels.errors import EngineError, GirihError
+from girih.kernels.errors import EngineError, GirihError, QueueFullError, RequestError
 from girih.runtime.request import EngineOutput, EngineRequest
 
 MAILBOX_LIMIT = 65536
@@ -37,8 +37,29 @@ class AbortRequests(msgspec.Struct, frozen=True, tag=True):
 Command = AddRequest | AbortRequests
 
 
+class Admission(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `AddRequest`.
+
+    Attributes:
+        request_id: whose request.
+        refusal: None when it was taken in; else "request", "queue_full" or "engine".
+        message: why it was refused.
+        param: the field at fault.
+    """
+
+    request_id: str
+    refusal: str | None = None
+    message: str = ""
+    param: str | None = None
+
+
+Record = Admission | EngineOutput
+
+
 class Core(Protocol):
     """What the thread needs of `girih.runtime.engine.EngineCore`."""
+
+    failure: str | None
 
     def add_request(self, request: EngineRequest) -> None:
         """Queue a request."""
@@ -58,18 +79,18 @@ class EngineThread:
 
     Args:
         core: the engine core.
-        on_outputs: called in this thread with the records of each step; must not block.
+        on_records: called in this thread with the records of each step; must not block.
         on_death: called once, in this thread, when the core raised.
     """
 
     def __init__(
         self,
         core: Core,
-        on_outputs: Callable[[list[EngineOutput]], None],
+        on_records: Callable[[list[Record]], None],
         on_death: Callable[[BaseException], None],
     ) -> None:
         self._core = core
-        self._on_outputs = on_outputs
+        self._on_records = on_records
         self._on_death = on_death
         self._mailbox: deque[Command] = deque()
         self._wake = threading.Condition()
@@ -145,22 +166,23 @@ class EngineThread:
             outputs = self._core.step()
             self._step_started = None
             if outputs:
-                self._on_outputs(outputs)
+                self._on_records(list(outputs))
+            if self._core.failure is not None:
+                raise EngineError(self._core.failure)
         return True
 
     def _handle(self, command: Command) -> None:
         if isinstance(command, AbortRequests):
             self._core.abort(command.request_ids)
             return
+        request_id = command.request.request_id
+        answer = Admission(request_id)
         try:
             self._core.add_request(command.request)
-        except GirihError as error:  # the request is at fault, not the engine
-            self._on_outputs(
-                [
-                    EngineOutput(
-                        request_id=command.request.request_id,
-                        finish_reason="error",
-                        error=str(error),
-                    )
-                ]
-            )
+        except RequestError as error:
+            answer = Admission(request_id, "request", str(error), error.param)
+        except QueueFullError as error:
+            answer = Admission(request_id, "queue_full", str(error))
+        except GirihError as error:
+            answer = Admission(request_id, "engine", str(error))
+        self._on_records([answer])

@@ -142,13 +142,15 @@ def _load_backend(path: Path) -> tokenizers.Tokenizer:
     from transformers import AutoTokenizer
 
     try:
-        loaded = AutoTokenizer.from_pretrained(path, local_files_only=True)
-        return loaded.backend_tokenizer
+        backend: tokenizers.Tokenizer = AutoTokenizer.from_pretrained(
+            path, local_files_only=True
+        ).backend_tokenizer
     except Exception as error:
         raise SourceError(
             f"{path} holds no tokenizer.json, and transformers could not convert another one: "
             f"{error}"
         ) from error
+    return backend
 
 
 def _special_tokens(path: Path, config: dict[str, Any]) -> dict[str, str]:

@@ -1,0 +1,76 @@
+"""Reads the YAML files without Hydra: for help screens (instant) and for Python callers.
+
+Hydra keeps process-wide state that belongs to the host application, so `LLM(opt="O2")` must not
+touch it. The YAML files stay the only definition; a test holds this reading against Hydra's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from girih.conf import schema
+from girih.kernels.errors import ConfigError
+from girih.passes.options import OptConfig, PassesConfig, PassOptions
+
+
+def group_options(group: str) -> list[str]:
+    """Return the options of a configuration group, e.g. ["O0", "O2"] for "opt"."""
+    folder = resources.files("girih.conf").joinpath(group)
+    return sorted(
+        entry.name.removesuffix(".yaml")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".yaml")
+    )
+
+
+def load_opt_level(name: str) -> OptConfig:
+    """Return the switches of optimisation level `name`.
+
+    Raises:
+        ConfigError: no such level.
+    """
+    names = group_options("opt")
+    if name not in names:
+        raise ConfigError(f"unknown optimisation level opt={name!r}; allowed: {', '.join(names)}")
+    values = read_option("opt", name)
+    passes = {key: PassOptions(**options) for key, options in values.pop("passes", {}).items()}
+    return OptConfig(**values, passes=PassesConfig(**passes))
+
+
+def default_settings(verb: str) -> dict[str, Any]:
+    """Return the settings of `verb` when the user sets nothing."""
+    settings: dict[str, Any] = dataclasses.asdict(schema.root_schema(verb)())
+    own = _read(f"{verb}.yaml")
+    for entry in own.pop("defaults"):
+        if isinstance(entry, dict):
+            for group, option in entry.items():
+                settings[group] = _merge(settings[group], read_option(group, option))
+    return _merge(settings, own)
+
+
+def read_option(group: str, name: str) -> dict[str, Any]:
+    """Return a group option merged over those it inherits from (`defaults: [PARENT, _self_]`)."""
+    own = _read(group, f"{name}.yaml")
+    merged: dict[str, Any] = {}
+    for parent in own.pop("defaults", []):
+        if parent != "_self_":
+            merged = _merge(merged, read_option(group, parent))
+    return _merge(merged, own)
+
+
+def _read(*path: str) -> dict[str, Any]:
+    text = resources.files("girih.conf").joinpath(*path).read_text("utf-8")
+    content: dict[str, Any] = yaml.safe_load(text)
+    return content
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged

@@ -1,0 +1,46 @@
+"""Puts the HTTP application together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from fastapi import FastAPI
+
+from girih import __version__
+from girih.serve.api import chat, completions, info
+from girih.serve.api.errors import install_error_handlers
+from girih.serve.api.middleware import AccessLog, Guard
+from girih.serve.api.state import ServerState
+
+Lifespan = Callable[[], AbstractAsyncContextManager[None]]
+
+
+def create_app(state: ServerState, lifespan: Lifespan | None = None) -> FastAPI:
+    """Return the application.
+
+    Args:
+        state: shared by all handlers; the model is put there when it is ready.
+        lifespan: entered while the application runs (builds and closes the engine).
+    """
+
+    @asynccontextmanager
+    async def alive(app: FastAPI) -> AsyncIterator[None]:
+        if lifespan is None:
+            yield
+            return
+        async with lifespan():
+            yield
+
+    app = FastAPI(
+        title="girih", version=__version__, openapi_url=None, docs_url=None, lifespan=alive
+    )
+    app.state.server = state
+    install_error_handlers(app)
+    for module in (chat, completions, info):
+        app.include_router(module.router)
+    # The one added last is outermost.
+    app.add_middleware(Guard, config=state.config)
+    if state.config.log_requests:
+        app.add_middleware(AccessLog)
+    return app

@@ -1,0 +1,111 @@
+"""One error shape for every route: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from girih.kernels.errors import EngineError, GirihError, QueueFullError, RequestError
+
+logger = logging.getLogger("girih.serve")
+
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "server_error",
+}
+RETRY_SECONDS = 1
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Args:
+        status: HTTP status.
+        message: what is wrong, the value seen, what is allowed.
+        param: the request field at fault.
+        code: a short machine-readable word.
+        retry_after: seconds after which a retry makes sense.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+    def body(self) -> dict[str, Any]:
+        """Return the JSON body."""
+        kind = TYPES.get(self.status, "invalid_request_error")
+        return {
+            "error": {
+                "message": self.message,
+                "type": kind,
+                "param": self.param,
+                "code": self.code or self.status,
+            }
+        }
+
+    def response(self) -> Response:
+        """Return the HTTP response."""
+        headers = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        return json_response(self.body(), self.status, headers)
+
+
+def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Encode `body` as a JSON response."""
+    return Response(
+        msgspec.json.encode(body), status, headers=headers, media_type="application/json"
+    )
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """Translate girih's own errors; anything else is a 500 that names no internals."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestError):
+        return ApiError(400, str(error), error.param)
+    if isinstance(error, QueueFullError):
+        return ApiError(429, str(error), code="queue_full", retry_after=RETRY_SECONDS)
+    if isinstance(error, EngineError):
+        return ApiError(503, str(error), code="engine_error", retry_after=RETRY_SECONDS)
+    logger.error("request failed", exc_info=error)
+    detail = str(error) if isinstance(error, GirihError) else type(error).__name__
+    return ApiError(500, f"the server failed on this request: {detail}")
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Make every failure answer in the one shape."""
+
+    async def from_error(_: Request, error: Exception) -> Response:
+        return as_api_error(error).response()
+
+    async def from_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        route = f"{request.method} {request.url.path}"
+        message = {404: f"no route {route}", 405: f"{route} is not allowed"}.get(
+            error.status_code, str(error.detail)
+        )
+        return ApiError(error.status_code, message).response()
+
+    for kind in (ApiError, GirihError, Exception):
+        app.add_exception_handler(kind, from_error)
+    app.add_exception_handler(HTTPException, from_http)

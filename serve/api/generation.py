@@ -1,0 +1,127 @@
+"""What chat and text completions have in common: planning requests, usage, ids."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import Request
+
+from girih.kernels.errors import RequestError
+from girih.runtime.request import EngineRequest
+from girih.runtime.sampling_params import SamplingParams
+from girih.serve.api.protocol import SamplingBody
+from girih.serve.api.state import Served
+from girih.serve.output_processor import Delta
+from girih.serve.prompts import check_prompt_ids, split_n
+
+
+@dataclass
+class Plan:
+    """One HTTP request as requests for the core; choice index = prompt index * n + k.
+
+    Attributes:
+        response_id: id shown to the client.
+        created: Unix time.
+        prompts: token ids of each prompt.
+        params: sampling of each choice of one prompt.
+        requests: what the core gets.
+    """
+
+    response_id: str
+    created: int
+    prompts: list[list[int]]
+    params: list[SamplingParams]
+    requests: list[EngineRequest]
+
+    def prompt_of(self, index: int) -> list[int]:
+        """Return the prompt of a choice."""
+        return self.prompts[index // len(self.params)]
+
+
+@dataclass
+class Usage:
+    """Token counts of one HTTP request."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached: dict[int, int] = field(default_factory=dict)
+
+    def add(self, prompt_index: int, delta: Delta, count_tokens: bool = True) -> None:
+        """Count one delta."""
+        self.completion_tokens += len(delta.token_ids) if count_tokens else 0
+        self.cached[prompt_index] = max(self.cached.get(prompt_index, 0), delta.num_cached_tokens)
+
+    def body(self) -> dict[str, Any]:
+        """Return the `usage` object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self.cached.values())},
+        }
+
+
+def make_plan(
+    http: Request,
+    body: SamplingBody,
+    served: Served,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    prefix: str,
+) -> Plan:
+    """Check prompts and parameters and make the requests for the core.
+
+    Raises:
+        RequestError: a token id outside the vocabulary.
+    """
+    for prompt in prompts:
+        check_prompt_ids(prompt, served.vocab_size)
+    params.check_vocabulary(served.vocab_size)
+    name = _request_name(http, body)
+    singles = split_n(params)
+    now = time.monotonic()
+    requests = [
+        EngineRequest(
+            request_id=f"{name}-{prompt_index}-{k}-{uuid.uuid4().hex[:8]}",
+            prompt_token_ids=prompt,
+            sampling=single,
+            eos_token_ids=served.eos_token_ids,
+            arrival_time=now,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt,
+        )
+        for prompt_index, prompt in enumerate(prompts)
+        for k, single in enumerate(singles)
+    ]
+    return Plan(prefix + name, int(time.time()), list(prompts), singles, requests)
+
+
+def truncate_prompt(prompt: list[int], keep: int | None, max_model_len: int) -> list[int]:
+    """Keep the last `keep` tokens (-1: as many as the context allows).
+
+    Raises:
+        RequestError: `keep` is 0 or below -1.
+    """
+    if keep is None:
+        return prompt
+    if keep == 0 or keep < -1:
+        raise RequestError(
+            f"truncate_prompt_tokens is {keep}; it must be at least 1, or -1 for the context's "
+            "length",
+            param="truncate_prompt_tokens",
+        )
+    return prompt[-(max_model_len - 1 if keep == -1 else keep) :]
+
+
+def _request_name(http: Request, body: SamplingBody) -> str:
+    name = http.headers.get("x-request-id") or body.request_id or uuid.uuid4().hex
+    if not 1 <= len(name) <= 256 or not name.isprintable():
+        raise RequestError(
+            f"request_id has {len(name)} characters; it must have 1 to 256 printable ones",
+            param="request_id",
+        )
+    return name

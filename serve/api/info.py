@@ -1,0 +1,115 @@
+"""Routes that describe the server: health, readiness, version, models, tokenizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from girih import __version__
+from girih.kernels.errors import RequestError
+from girih.serve.api.chat import render_messages
+from girih.serve.api.errors import RETRY_SECONDS, ApiError, json_response
+from girih.serve.api.protocol import (
+    DetokenizeRequest,
+    TokenizeRequest,
+    ignored_header,
+    parse_body,
+)
+from girih.serve.api.state import Served, ServerState
+from girih.serve.prompts import check_prompt_ids
+
+router = APIRouter()
+
+
+def _state(request: Request) -> ServerState:
+    state: ServerState = request.app.state.server
+    return state
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """200 while the process makes progress (loading too); 503 when the engine died or is stuck."""
+    alive, detail = _state(request).health()
+    if alive:
+        return json_response({"status": "ok"})
+    raise ApiError(503, detail, code="unhealthy")
+
+
+@router.get("/ready")
+async def ready(request: Request) -> Response:
+    """200 when requests are answered; 503 with progress until then."""
+    state = _state(request)
+    if state.is_ready:
+        return json_response(state.readiness())
+    return json_response(state.readiness(), 503, {"retry-after": str(RETRY_SECONDS)})
+
+
+@router.get("/version")
+async def version() -> Response:
+    """Return girih's version."""
+    return json_response({"version": __version__})
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> Response:
+    """List the served model."""
+    served = _state(request).require(None)
+    return json_response({"object": "list", "data": [_card(served)]})
+
+
+@router.get("/v1/models/{name:path}")
+async def model(request: Request, name: str) -> Response:
+    """Describe the served model, its effective sampling defaults included."""
+    served = _state(request).require(name)
+    return json_response({**_card(served), "default_sampling": served.defaults.values})
+
+
+@router.post("/tokenize")
+@router.post("/v1/tokenize")
+async def tokenize(request: Request) -> Response:
+    """Return the ids of a text or a conversation."""
+    state = _state(request)
+    state.require(None)
+    body = parse_body(TokenizeRequest, await request.body())
+    served = state.require(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("give either prompt or messages", param="prompt")
+    if body.prompt is not None:
+        tokens = served.tokenizer.encode(body.prompt, body.add_special_tokens is not False)
+    else:
+        tokens = render_messages(body, served)
+    answer: dict[str, Any] = {
+        "count": len(tokens),
+        "max_model_len": served.max_model_len,
+        "tokens": tokens,
+    }
+    if body.return_token_strs:
+        answer["token_strs"] = [served.tokenizer.token_text(token_id) for token_id in tokens]
+    return json_response(answer, headers=ignored_header(body))
+
+
+@router.post("/detokenize")
+@router.post("/v1/detokenize")
+async def detokenize(request: Request) -> Response:
+    """Return the text of ids."""
+    state = _state(request)
+    state.require(None)
+    body = parse_body(DetokenizeRequest, await request.body())
+    served = state.require(body.model)
+    if body.tokens:
+        check_prompt_ids(body.tokens, served.vocab_size)
+    text = served.tokenizer.decode(body.tokens, bool(body.skip_special_tokens))
+    return json_response({"prompt": text}, headers=ignored_header(body))
+
+
+def _card(served: Served) -> dict[str, Any]:
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "girih",
+        "root": served.name,
+        "parent": None,
+        "max_model_len": served.max_model_len,
+    }

@@ -1,0 +1,184 @@
+"""From a request body to `SamplingParams`: limits, refusals, defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from girih.kernels.errors import RequestError
+from girih.runtime.sampling_params import SamplingParams
+from girih.serve.api.protocol import ChatCompletionRequest, CompletionRequest, SamplingBody
+from girih.serve.config import ServeConfig
+from girih.serve.tokenizer import Tokenizer
+
+COPIED = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "allowed_token_ids",
+    "skip_special_tokens",
+    "prompt_logprobs",
+)
+
+
+def sampling_fields(
+    body: SamplingBody, tokenizer: Tokenizer, limits: ServeConfig
+) -> dict[str, Any]:
+    """Return the body's sampling values under the names of `SamplingParams`.
+
+    Raises:
+        RequestError: a limit is passed, or a field cannot take effect here.
+    """
+    _refuse_unsupported(body)
+    _check_limits(body, limits)
+    fields: dict[str, Any] = {
+        name: value for name in COPIED if (value := getattr(body, name)) is not None
+    }
+    if body.stop is not None:
+        fields["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+    if body.logit_bias is not None:
+        fields["logit_bias"] = _logit_bias(body.logit_bias)
+    if body.bad_words:
+        fields["bad_words"] = _bad_words(body.bad_words, tokenizer)
+    return fields
+
+
+def refuse_with_stream(body: SamplingBody) -> None:
+    """Raise `RequestError` for combinations that a stream cannot carry."""
+    if body.stream_options is not None and not body.stream:
+        raise RequestError(
+            "stream_options is set but stream is not true; set stream, or leave it out",
+            param="stream_options",
+        )
+    if body.stream and body.prompt_logprobs is not None:
+        raise RequestError(
+            "prompt_logprobs cannot be sent in a stream; set stream to false",
+            param="prompt_logprobs",
+        )
+    if body.stream_interval is not None and body.stream_interval < 1:
+        raise RequestError(
+            f"stream_interval is {body.stream_interval}; it must be at least 1 token",
+            param="stream_interval",
+        )
+
+
+def completion_logprobs(body: CompletionRequest, limits: ServeConfig) -> int | None:
+    """Return the number of alternatives per token, or None for no logprobs."""
+    return _checked_logprobs("logprobs", body.logprobs, limits)
+
+
+def chat_logprobs(body: ChatCompletionRequest, limits: ServeConfig) -> int | None:
+    """Return the number of alternatives per token, or None for no logprobs."""
+    top = _checked_logprobs("top_logprobs", body.top_logprobs, limits)
+    if top and not body.logprobs:
+        raise RequestError(
+            f"top_logprobs is {top} but logprobs is not true; set logprobs to true",
+            param="top_logprobs",
+        )
+    return (top or 0) if body.logprobs else None
+
+
+def check_effective(params: SamplingParams, priority: int | None, policy: str) -> None:
+    """Raise `RequestError` for values that the engine's settings would make idle."""
+    if priority and policy != "priority":
+        raise RequestError(
+            f"priority is {priority}, but the server schedules by {policy!r}; leave it out, or "
+            "start the server with scheduler.policy=priority",
+            param="priority",
+        )
+    if params.n > 1 and params.is_greedy:
+        raise RequestError(
+            f"n is {params.n} with temperature 0, which would give {params.n} equal answers; "
+            "set n to 1 or a temperature above 0",
+            param="n",
+        )
+
+
+def _refuse_unsupported(body: SamplingBody) -> None:
+    for name in body.not_supported:
+        value = getattr(body, name)
+        if value not in (None, False) and not (name == "length_penalty" and value == 1.0):
+            raise RequestError(f"{name} is not supported by this server; leave it out", param=name)
+    response_format = body.response_format
+    if response_format is not None and response_format.get("type") != "text":
+        raise RequestError(
+            f"response_format.type is {response_format.get('type')!r}; this server supports "
+            "'text' only",
+            param="response_format",
+        )
+    if isinstance(body, ChatCompletionRequest):
+        if body.tool_choice not in (None, "none"):
+            raise RequestError(
+                f"tool_choice is {body.tool_choice!r}, but tools are not supported by this "
+                "server; leave it out",
+                param="tool_choice",
+            )
+        if body.modalities not in (None, ["text"]):
+            raise RequestError(
+                f"modalities is {body.modalities!r}; this model produces ['text'] only",
+                param="modalities",
+            )
+
+
+def _check_limits(body: SamplingBody, limits: ServeConfig) -> None:
+    if body.n is not None and body.n > limits.max_n:
+        raise RequestError(f"n is {body.n}; this server allows at most {limits.max_n}", param="n")
+    if isinstance(body.stop, list) and len(body.stop) > limits.max_stop_strings:
+        raise RequestError(
+            f"stop has {len(body.stop)} entries; this server allows at most "
+            f"{limits.max_stop_strings}",
+            param="stop",
+        )
+    _checked_logprobs("prompt_logprobs", body.prompt_logprobs, limits)
+    if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= 128:
+        raise RequestError(
+            f"cache_salt has {len(body.cache_salt)} characters; it must have 1 to 128",
+            param="cache_salt",
+        )
+    if isinstance(body, CompletionRequest) and body.best_of not in (None, body.n or 1):
+        raise RequestError(
+            f"best_of is {body.best_of}; this server does not rank completions: leave it out, or "
+            "set it to n",
+            param="best_of",
+        )
+
+
+def _checked_logprobs(name: str, value: int | None, limits: ServeConfig) -> int | None:
+    if value is not None and not 0 <= value <= limits.max_logprobs:
+        raise RequestError(
+            f"{name} is {value}; it must be 0 to {limits.max_logprobs} "
+            "(the server's serve.max_logprobs)",
+            param=name,
+        )
+    return value
+
+
+def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
+    try:
+        return {int(token_id): value for token_id, value in bias.items()}
+    except ValueError as error:
+        raise RequestError(
+            f"logit_bias has a key that is not a token id: {error}", param="logit_bias"
+        ) from error
+
+
+def _bad_words(words: list[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Each word as it stands at the start of a text and after a space."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        if not word:
+            raise RequestError(
+                "bad_words has an empty entry; every entry must be a word", param="bad_words"
+            )
+        for text in (word, f" {word}"):
+            found[tuple(tokenizer.encode(text, add_special_tokens=False))] = None
+    return tuple(found)

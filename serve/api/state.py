@@ -1,0 +1,134 @@
+"""What the handlers share: the engine once it is built, and how far building is until then."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from girih.graph.progress import ProgressEvent
+from girih.serve.api.errors import RETRY_SECONDS, ApiError
+from girih.serve.async_engine import AsyncEngine
+from girih.serve.config import ServeConfig
+from girih.serve.sampling_defaults import SamplingDefaults
+from girih.serve.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model that answers.
+
+    Attributes:
+        engine: takes requests.
+        tokenizer: the model's.
+        name: the model id clients use.
+        key: the bundle's key, shown as `system_fingerprint`.
+        max_model_len: longest prompt + output, in tokens.
+        vocab_size: ids are below this.
+        eos_token_ids: ids that end an answer.
+        defaults: effective sampling defaults.
+        policy: how the scheduler orders requests.
+        created: Unix time of readiness.
+    """
+
+    engine: AsyncEngine
+    tokenizer: Tokenizer
+    name: str
+    key: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    defaults: SamplingDefaults
+    policy: str = "fcfs"
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+class ServerState:
+    """The life of one server: loading, ready, draining or failed.
+
+    Attributes:
+        served: the model once it is ready.
+        failure: why building failed, or None.
+        draining: no new requests are taken.
+    """
+
+    def __init__(self, config: ServeConfig) -> None:
+        self.config = config
+        self.served: Served | None = None
+        self.failure: str | None = None
+        self.draining = False
+        self._event: ProgressEvent | None = None
+        self._started = time.monotonic()
+        self._ready_after: float | None = None
+
+    def on_progress(self, event: ProgressEvent) -> None:
+        """Note how far building is (called from the building thread)."""
+        self._event = event
+
+    def set_ready(self, served: Served) -> None:
+        """Start to answer."""
+        self.served = served
+        self._ready_after = time.monotonic() - self._started
+
+    def require(self, model: str | None) -> Served:
+        """Return the served model.
+
+        Raises:
+            ApiError: 503 while there is none, 404 when `model` is another one.
+        """
+        served = self.served
+        if served is None or self.draining:
+            raise ApiError(
+                503,
+                f"the server is {self.status}; ask /ready for its progress and try again",
+                code=self.status,
+                retry_after=RETRY_SECONDS if self.draining else 2,
+            )
+        if model is not None and model != served.name:
+            raise ApiError(
+                404,
+                f"the model '{model[:200]}' does not exist; this server has '{served.name}'",
+                "model",
+                "model_not_found",
+            )
+        return served
+
+    @property
+    def status(self) -> str:
+        """ "loading", "ready", "draining" or "failed"."""
+        if self.failure is not None:
+            return "failed"
+        if self.draining:
+            return "draining"
+        return "loading" if self.served is None else "ready"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are answered now."""
+        return self.status == "ready" and self.health()[0]
+
+    def health(self) -> tuple[bool, str]:
+        """Return (whether the process makes progress, why not)."""
+        if self.failure is not None:
+            return False, self.failure
+        if self.served is None:
+            return True, "loading"
+        health = self.served.engine.health(self.config.stall_seconds)
+        return health.alive, health.detail
+
+    def readiness(self) -> dict[str, Any]:
+        """Return the body of /ready."""
+        seconds = self._ready_after or time.monotonic() - self._started
+        body: dict[str, Any] = {"status": self.status, "seconds": round(seconds, 2)}
+        alive, detail = self.health()
+        if not alive:
+            body |= {"status": "failed", "detail": detail}
+        event = self._event
+        if self.status == "loading" and event is not None:
+            body |= {
+                "stage": event.stage,
+                "done": event.done,
+                "total": event.total,
+                "detail": event.detail,
+            }
+        return body

@@ -1,0 +1,179 @@
+"""Many request streams to one HTTP response, streamed or whole; a disconnect ends them all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request, Response
+from starlette.types import Receive, Scope, Send
+
+from girih.runtime.request import EngineRequest
+from girih.serve.api.errors import ApiError
+from girih.serve.async_engine import AsyncEngine, RequestStream
+from girih.serve.output_processor import Delta
+
+T = TypeVar("T")
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+def event(body: Any) -> bytes:
+    """Encode one server-sent event."""
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+async def submit_all(engine: AsyncEngine, requests: Sequence[EngineRequest]) -> list[RequestStream]:
+    """Submit requests together; when one is refused the others are aborted.
+
+    Raises:
+        GirihError: the first refusal.
+    """
+    results = await asyncio.gather(
+        *(engine.submit(request) for request in requests), return_exceptions=True
+    )
+    streams = [result for result in results if isinstance(result, RequestStream)]
+    for result in results:
+        if isinstance(result, BaseException):
+            close_all(streams)
+            raise result
+    return streams
+
+
+def close_all(streams: Sequence[RequestStream]) -> None:
+    """Abort whatever has not ended."""
+    for stream in streams:
+        stream.close()
+
+
+async def collect(streams: Sequence[RequestStream]) -> list[Delta]:
+    """Return everything each stream says, merged.
+
+    Raises:
+        ApiError: 500, one of them failed in the engine.
+    """
+
+    async def whole(stream: RequestStream) -> Delta:
+        total = Delta()
+        async for delta in stream:
+            total.merge(delta)
+        raise_if_failed(total)
+        return total
+
+    try:
+        return list(await asyncio.gather(*(whole(stream) for stream in streams)))
+    finally:
+        close_all(streams)
+
+
+def raise_if_failed(delta: Delta) -> None:
+    """Raise `ApiError` (500) for a delta that reports a failure."""
+    if delta.finish_reason == "error":
+        raise ApiError(500, f"generation failed: {delta.error}", code="generation_failed")
+
+
+async def interleave(
+    streams: Sequence[RequestStream], keep_alive_seconds: float, interval: int = 1
+) -> AsyncIterator[tuple[int, Delta] | None]:
+    """Yield (index of the stream, delta) as they come; None after a silence.
+
+    Args:
+        streams: what to read.
+        keep_alive_seconds: how long a silence may last.
+        interval: hand a delta on only when it has this many tokens (or is the last).
+    """
+    # One slot: while the client is slow, deltas merge in their streams instead of queueing here.
+    queue: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue(maxsize=1)
+
+    async def pump(index: int, stream: RequestStream) -> None:
+        held = Delta()
+        async for delta in stream:
+            held.merge(delta)
+            if len(held.token_ids) >= interval or held.finish_reason is not None:
+                await queue.put((index, held))
+                held = Delta()
+
+    pumps = [asyncio.create_task(pump(*pair)) for pair in enumerate(streams)]
+    remaining = len(streams)
+    try:
+        while remaining:
+            try:
+                index, delta = await asyncio.wait_for(queue.get(), keep_alive_seconds)
+            except TimeoutError:
+                yield None
+                continue
+            remaining -= delta.finish_reason is not None
+            yield index, delta
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def run_until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """Await `work`, or cancel it and return None when the client goes away."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnected(request.receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        await _cancel(task, gone)
+
+
+class EventStream(Response):
+    """A server-sent event response that closes its request streams however it ends."""
+
+    def __init__(
+        self,
+        chunks: AsyncIterator[bytes],
+        streams: Sequence[RequestStream],
+        headers: dict[str, str],
+    ) -> None:
+        super().__init__(
+            status_code=200,
+            media_type="text/event-stream",
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers},
+        )
+        del self.headers["content-length"]
+        self._chunks = chunks
+        self._streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events until the last one or until the client goes away."""
+        sender = asyncio.create_task(self._send(send))
+        gone = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait({sender, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if sender.done():
+                sender.result()
+        finally:
+            close_all(self._streams)
+            await _cancel(sender, gone)
+
+    async def _send(self, send: Send) -> None:
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status_code,
+                "headers": self.raw_headers,
+            }
+        )
+        async with contextlib.aclosing(self._chunks) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

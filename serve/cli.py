@@ -1,0 +1,102 @@
+"""The `girih` command: finds the verb, shows help, and turns errors into exit codes.
+
+Exit codes: 0 done, 1 the work failed, 2 wrong usage or configuration, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from girih import __version__
+from girih.kernels.errors import ConfigError, GirihError
+from girih.serve.commands import VERBS, Options, Verb
+
+FLAGS = ("-h", "--help", "--help-all", "-q", "--quiet", "--debug", "--cfg", "--version")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    flags = {word for word in words if word in FLAGS}
+    try:
+        return _dispatch([word for word in words if word not in FLAGS], flags)
+    except BrokenPipeError:  # the reader of our output left; a second error on exit helps nobody
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except GirihError as error:
+        if "--debug" in flags:
+            raise
+        print(f"girih: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+def _dispatch(words: list[str], flags: set[str]) -> int:
+    wants_help = bool(flags & {"-h", "--help", "--help-all"})
+    if "--version" in flags:
+        print(f"girih {__version__}")
+        return 0
+    if not words:
+        from girih.serve.cli_help import overview
+
+        print(overview())
+        return 0
+    verb = _find_verb(words[0])
+    rest = _without_mode(verb, words[1:], wants_help)
+    if wants_help:
+        from girih.serve.cli_help import verb_screen
+
+        print(verb_screen(verb, full="--help-all" in flags))
+        return 0
+    _refuse_unknown_flags(rest)
+    if "--cfg" in flags:
+        return _print_settings(verb, rest)
+    quiet = bool(flags & {"-q", "--quiet"})
+    return verb.load().run(rest, Options(quiet=quiet, debug="--debug" in flags))
+
+
+def _find_verb(name: str) -> Verb:
+    if name in VERBS:
+        return VERBS[name]
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, VERBS, n=1)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    raise ConfigError(f"unknown verb '{name}'; {hint}Verbs: {', '.join(VERBS)}")
+
+
+def _without_mode(verb: Verb, words: list[str], wants_help: bool) -> list[str]:
+    if not verb.modes:
+        return words
+    if words and words[0] in verb.modes:
+        return words[1:]
+    if wants_help:
+        return words
+    seen = f", not '{words[0]}'" if words else ""
+    raise ConfigError(f"`girih {verb.name}` needs one of: {', '.join(verb.modes)}{seen}")
+
+
+def _refuse_unknown_flags(words: list[str]) -> None:
+    for word in words:
+        if word.startswith("-"):
+            key = word.lstrip("-").partition("=")[0]
+            raise ConfigError(
+                f"unknown flag '{word}'; settings are written without dashes, e.g. "
+                f"{key.replace('-', '_') or 'key'}=VALUE, and flags are {', '.join(FLAGS)}"
+            )
+
+
+def _print_settings(verb: Verb, words: list[str]) -> int:
+    import yaml
+
+    from girih.conf.compose import compose_config
+
+    print(yaml.safe_dump(compose_config(verb.name, words), sort_keys=False), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Verbs of the command line, one module each.
+
+A module has `run(words, options) -> int`; it is imported only when its verb is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+
+@dataclass(frozen=True)
+class Options:
+    """Flags that every verb takes.
+
+    Attributes:
+        quiet: no progress on stderr.
+        debug: show tracebacks.
+    """
+
+    quiet: bool = False
+    debug: bool = False
+
+
+class VerbModule(Protocol):
+    """What a verb's module offers."""
+
+    def run(self, words: list[str], options: Options) -> int:
+        """Do the verb's work with its `key=value` words; returns the exit code."""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One entry of the table below.
+
+    Attributes:
+        name: what the user types.
+        summary: one line for `girih --help`.
+        examples: command lines for the verb's own help.
+        modes: words that may follow the verb, e.g. ("offline",).
+    """
+
+    name: str
+    summary: str
+    examples: tuple[str, ...]
+    modes: tuple[str, ...] = ()
+
+    def load(self) -> VerbModule:
+        """Import the verb's module."""
+        return cast("VerbModule", importlib.import_module(f"girih.serve.commands.{self.name}"))
+
+
+VERBS = {
+    verb.name: verb
+    for verb in (
+        Verb(
+            "fetch",
+            "get a model's files into the local cache",
+            ("girih fetch model=smollm2", "girih fetch model=gemma3_270m"),
+        ),
+        Verb(
+            "generate",
+            "complete a prompt; only the text goes to stdout",
+            (
+                'girih generate prompt="The capital of France is" max_tokens=16',
+                'girih generate model=DIR chat=true prompt="Write a haiku" temperature=0.7 seed=1',
+                "echo Hello | girih generate prompt=- opt=O0",
+            ),
+        ),
+        Verb(
+            "compile",
+            "compile a model into a bundle that starts without a compiler",
+            ("girih compile model=smollm2 bundle=DIR", "girih compile model=DIR dtype=float32"),
+        ),
+        Verb(
+            "serve",
+            "answer OpenAI-compatible HTTP requests",
+            (
+                "girih serve model=smollm2 port=8000",
+                "girih serve model=DIR bundle=DIR 'serve.api_keys=[KEY]' host=0.0.0.0",
+            ),
+        ),
+        Verb(
+            "bench",
+            "measure speed: `girih bench offline`",
+            (
+                "girih bench offline model=DIR workload_file=FILE",
+                "girih bench offline model=DIR workload_file=FILE 'workloads=[single,batch8]'",
+            ),
+            ("offline",),
+        ),
+        Verb(
+            "explain",
+            "show the stages: program map, tiles, passes, key",
+            ("girih explain model=smollm2 opt=O2",),
+        ),
+    )
+}

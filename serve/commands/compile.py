@@ -1,0 +1,18 @@
+"""`girih compile`: compile a model into a bundle."""
+
+from __future__ import annotations
+
+from girih.conf.compose import compose_config, to_engine_config
+from girih.serve.commands import Options
+from girih.serve.progress import ProgressDisplay
+
+
+def run(words: list[str], options: Options) -> int:
+    """Compile, write the bundle, and print what was made."""
+    config = to_engine_config(compose_config("compile", words))
+    from girih.runtime import launch
+
+    with ProgressDisplay(options.quiet) as progress:
+        result = launch.compile(config, progress)
+    print(result)
+    return 0

@@ -1,0 +1,59 @@
+"""`girih generate`: complete prompts; stdout carries the text and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from girih.conf.compose import compose_config, to_engine_config, to_record
+from girih.kernels.errors import ConfigError
+from girih.runtime.sampling_params import SamplingParams
+from girih.serve.commands import Options
+from girih.serve.config import SamplingConfig
+from girih.serve.progress import ProgressDisplay
+from girih.serve.prompts import Prompt
+
+
+def run(words: list[str], options: Options) -> int:
+    """Build the engine, then stream one text, or print several."""
+    config = compose_config("generate", words)
+    texts = _texts(config)
+    engine_config = to_engine_config(config)
+    sampling = to_record(SamplingConfig, config["sampling"])
+    from girih.serve.llm import LLM
+    from girih.serve.sampling_defaults import SamplingDefaults, read_generation_config
+
+    with ProgressDisplay(options.quiet) as progress:
+        llm = LLM.from_config(engine_config, progress)
+    model_values = read_generation_config(llm.handle.model_path)
+    params = SamplingDefaults(model_values, sampling).build({}, max_tokens=128)
+    prompts = [_prompt(llm, text, config["chat"]) for text in texts]
+    if len(prompts) == 1:
+        _stream(llm, prompts[0], params)
+    else:
+        for output in llm.generate(prompts, params, use_progress=not options.quiet):
+            print(output.outputs[0].text, flush=True)
+    return 0
+
+
+def _texts(config: dict[str, Any]) -> list[str]:
+    single = [config["prompt"]] if config["prompt"] is not None else []
+    texts = [sys.stdin.read() if text == "-" else text for text in single + config["prompts"]]
+    if not texts:
+        raise ConfigError('there is nothing to complete; give prompt="…", or prompt=- for stdin')
+    return texts
+
+
+def _prompt(llm: Any, text: str, chat: bool) -> Prompt:
+    if not chat:
+        return text
+    ids: list[int] = llm.render_chat([{"role": "user", "content": text}])
+    return ids
+
+
+def _stream(llm: Any, prompt: Prompt, params: SamplingParams) -> None:
+    for delta in llm.stream(prompt, params):
+        sys.stdout.write(delta.text)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+    sys.stdout.flush()

@@ -1,0 +1,153 @@
+"""The offline API: `LLM(model).generate(prompts, params)`, with the core run inline."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from girih.graph.progress import Progress, no_progress
+from girih.kernels.errors import RequestError
+from girih.runtime.config import EngineConfig
+from girih.runtime.sampling_params import SamplingParams
+from girih.serve.inline_batch import EngineHandle, InlineBatch
+from girih.serve.options import engine_config
+from girih.serve.output_processor import Delta
+from girih.serve.outputs import RequestOutput
+from girih.serve.prompts import Prompt, as_prompt_list
+from girih.serve.sampling_defaults import SamplingDefaults, read_generation_config
+from girih.serve.tokenizer import Tokenizer, load_tokenizer
+
+
+class LLM:
+    """A model, ready to generate.
+
+    Args:
+        model: HF directory, `.gguf` file, hub id, or a built-in name.
+        progress: observer of the start-up work.
+        options: fields of the engine configuration by their plain names, e.g.
+            `LLM("smollm2", dtype="float32", opt="O0", max_num_seqs=8, bundle="DIR")`.
+
+    Raises:
+        ConfigError: an unknown option, or a value it may not have.
+        GirihError: the model cannot be found, compiled or loaded.
+    """
+
+    def __init__(
+        self, model: str = "smollm2", *, progress: Progress = no_progress, **options: Any
+    ) -> None:
+        self._build(engine_config(model, options), progress)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, progress: Progress = no_progress) -> LLM:
+        """Build the engine that `config` describes."""
+        llm = cls.__new__(cls)
+        llm._build(config, progress)
+        return llm
+
+    @classmethod
+    def from_engine(cls, handle: EngineHandle, tokenizer: Tokenizer) -> LLM:
+        """Wrap an engine that is already built."""
+        llm = cls.__new__(cls)
+        llm._attach(handle, tokenizer)
+        return llm
+
+    def _build(self, config: EngineConfig, progress: Progress) -> None:
+        from girih.runtime.launch import build_engine
+
+        handle = build_engine(config, progress)
+        self._attach(handle, load_tokenizer(handle.model_path))
+
+    def _attach(self, handle: EngineHandle, tokenizer: Tokenizer) -> None:
+        self.handle = handle
+        self.tokenizer = tokenizer
+        self.defaults = SamplingDefaults(read_generation_config(handle.model_path))
+        self._ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Complete prompts, all in one batch.
+
+        Args:
+            prompts: text, token ids, `{"prompt_token_ids": [...]}`, or a list of these.
+            params: one for all, or one per prompt; None takes the model's defaults.
+            use_progress: draw a bar on stderr.
+
+        Returns:
+            One output per prompt, in order.
+
+        Raises:
+            RequestError: a prompt or parameter cannot be served.
+        """
+        batch = as_prompt_list(prompts)
+        chosen = _params_per_prompt(params, len(batch), self.defaults)
+        group = self._batch(batch, chosen)
+        if not use_progress:
+            list(group.run())
+            return group.outputs
+        from girih.serve.progress import finished_bar
+
+        with finished_bar(len(batch)) as bar:
+            for _ in group.run():
+                bar.advance(bar.task_ids[0])
+        return group.outputs
+
+    def chat(
+        self,
+        messages: list[dict[str, Any]] | list[list[dict[str, Any]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_progress: bool = False,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several; messages are {"role", "content"} dicts."""
+        many = messages if messages and isinstance(messages[0], list) else [messages]
+        prompts: list[Prompt] = [
+            {"prompt_token_ids": self.render_chat(conversation, **template_options)}  # type: ignore[arg-type]
+            for conversation in many
+        ]
+        return self.generate(prompts, params, use_progress)
+
+    def render_chat(self, messages: list[dict[str, Any]], **template_options: Any) -> list[int]:
+        """Return the token ids of a conversation in the model's chat format."""
+        text = self.tokenizer.render_chat(messages, **template_options)
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
+        """Yield the deltas of one completion as they come."""
+        chosen = _params_per_prompt(params, 1, self.defaults)[0]
+        yield from self._batch([prompt], [msgspec.structs.replace(chosen, n=1)]).run_deltas()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix."""
+        self.handle.core.reset_prefix_cache()
+
+    def _batch(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> InlineBatch:
+        items = [
+            (str(next(self._ids)), prompt, chosen)
+            for prompt, chosen in zip(prompts, params, strict=True)
+        ]
+        return InlineBatch(self.handle, self.tokenizer, items)
+
+
+def _params_per_prompt(
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    count: int,
+    defaults: SamplingDefaults,
+) -> list[SamplingParams]:
+    if params is None:
+        params = defaults.build({}, max_tokens=16)
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise RequestError(
+            f"{len(params)} sampling parameters were given for {count} prompts; give one, or one "
+            "per prompt",
+            param="params",
+        )
+    return list(params)
