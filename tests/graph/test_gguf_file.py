@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +12,11 @@ from gguf import GGMLQuantizationType as Quant
 from gguf import GGUFWriter
 from support_gguf import HEAD_DIM, TOKENS, add_tensor, finish, write_llama
 
+from girih.graph import fetch
 from girih.graph.checkpoint import open_checkpoint
+from girih.graph.gguf_convert import _query_scalar
 from girih.graph.gguf_file import GgufFile, read_gguf_header
+from girih.graph.progress import no_progress
 from girih.graph.sources import resolve_source
 from girih.kernels.errors import SourceError, WeightError
 
@@ -159,6 +163,26 @@ def rope_factors(factor: float, low: float = 1.0, high: float = 4.0) -> np.ndarr
     return np.array(out, dtype=np.float32)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "layers", "hidden", "heads", "head_dim", "expected"),
+    [
+        ("gemma2", 26, 2304, 8, 256, 256),
+        ("gemma2", 46, 4608, 32, 128, 144),
+        ("gemma3_text", 18, 640, 4, 256, 256),
+        ("gemma3_text", 62, 5376, 32, 128, 168),
+    ],
+)
+def test_gemma_attention_scale(model_type, layers, hidden, heads, head_dim, expected):
+    config = SimpleNamespace(
+        model_type=model_type,
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        head_dim=head_dim,
+    )
+    assert _query_scalar(config) == expected
+
+
 def test_llama3_rotary_factors_reach_the_config(tmp_path):
     path = tmp_path / "tiny.gguf"
     expected = write_llama(path, extra={"rope_freqs.weight": rope_factors(8.0)})
@@ -225,3 +249,38 @@ def test_absurd_counts_end_in_an_error(tmp_path):
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 2**60, 2**60) + struct.pack("<Q", 2**62))
     with pytest.raises(WeightError, match="garbled"):
         read_gguf_header(path)
+
+
+def load_through_transformers(directory, name):
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    pytest.importorskip("accelerate")
+    return AutoModelForCausalLM.from_pretrained(
+        directory,
+        gguf_file=name,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(dequantize=True),
+    )
+
+
+def assert_same_bits(files, model):
+    with open_checkpoint(files) as checkpoint:
+        parameters = dict(model.named_parameters())
+        assert set(checkpoint.names()) == set(parameters)
+        for name, parameter in parameters.items():
+            got = checkpoint.read(name, "bfloat16").view(torch.int16)
+            assert torch.equal(got, parameter.detach().view(torch.int16)), name
+
+
+def test_same_bits_as_transformers(tmp_path):
+    write_llama(tmp_path / "tiny.gguf", Quant.Q4_0)
+    model = load_through_transformers(tmp_path, "tiny.gguf")
+    assert_same_bits(resolve_source(str(tmp_path / "tiny.gguf")), model)
+
+
+@pytest.mark.network
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["smollm2", "gemma3_270m"])
+def test_builtin_models_have_the_same_bits_as_through_transformers(tmp_path, name):
+    gguf = fetch.download_gguf(fetch.BUILTIN_MODELS[name], tmp_path, no_progress)
+    assert_same_bits(resolve_source(str(gguf)), load_through_transformers(tmp_path, gguf.name))

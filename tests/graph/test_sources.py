@@ -125,3 +125,96 @@ def test_resolving_a_directory_imports_neither_torch_nor_transformers(tmp_path):
         [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+class FakeHub:
+    """Stands in for the hub client: `local` and `remote` are directories or errors."""
+
+    def __init__(self, local: Path | Exception, remote: Path | Exception) -> None:
+        self.answers = {True: local, False: remote}
+        self.calls: list[bool] = []
+        self.patterns: list[str] = []
+
+    def snapshot_download(self, repo, allow_patterns, ignore_patterns, local_files_only):
+        assert repo == "org/some-model"
+        self.calls.append(local_files_only)
+        self.patterns = allow_patterns
+        answer = self.answers[local_files_only]
+        if isinstance(answer, Exception):
+            raise answer
+        return str(answer)
+
+
+def use_hub(monkeypatch, local: Path | Exception, remote: Path | Exception) -> FakeHub:
+    hub = FakeHub(local, remote)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", hub.snapshot_download)
+    return hub
+
+
+def test_hub_id_in_the_local_cache_asks_no_hub(tmp_path, monkeypatch):
+    snapshot = write_model(tmp_path / "0123abcd")
+    hub = use_hub(monkeypatch, snapshot, OSError("asked the hub"))
+    files = resolve_source("org/some-model")
+    assert (files.path, files.name) == (snapshot, "some-model")
+    assert hub.calls == [True]
+
+
+def test_hub_id_with_an_incomplete_local_copy_is_downloaded(tmp_path, monkeypatch):
+    partial = write_model(tmp_path / "partial")
+    (partial / "model.safetensors").unlink()
+    full = write_model(tmp_path / "full")
+    hub = use_hub(monkeypatch, partial, full)
+    events = []
+    assert resolve_source("org/some-model", events.append).path == full
+    assert hub.calls == [True, False]
+    assert [event.stage for event in events] == ["download"]
+    assert "*.safetensors" in hub.patterns
+    assert not any("bin" in pattern for pattern in hub.patterns)
+
+
+def test_hub_id_offline_says_what_was_tried(monkeypatch):
+    use_hub(monkeypatch, OSError("nothing cached"), RuntimeError("no route\nlong trace"))
+    with pytest.raises(SourceError) as caught:
+        resolve_source("org/some-model")
+    message = str(caught.value)
+    for part in ("'org/some-model'", "no local path", "nothing cached", "no route", "directory"):
+        assert part in message
+    assert "long trace" not in message
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("smolm2", "smollm2"), ("gemma3", "gemma3_270m")])
+def test_unknown_name_suggests_the_nearest(name, nearest):
+    with pytest.raises(SourceError, match=rf"unknown model '{name}': did you mean '{nearest}'\?"):
+        resolve_source(name)
+
+
+@pytest.mark.parametrize("name", ["", "zzzzz", "a/b/c"])
+def test_unknown_name_lists_what_is_allowed(name):
+    with pytest.raises(SourceError, match=r"built-in name \(smollm2, gemma3_270m\)"):
+        resolve_source(name)
+
+
+def test_builtin_name_wins_over_a_directory_of_that_name(tmp_path, monkeypatch):
+    fetched = write_model(tmp_path / "cache")
+    here = write_model(tmp_path / "smollm2")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("girih.graph.sources.fetch_model", lambda name, progress: fetched)
+    assert resolve_source("smollm2").path == fetched
+    assert resolve_source("./smollm2").path.resolve() == here
+
+
+def test_file_that_is_no_gguf(tmp_path):
+    write_model(tmp_path / "m")
+    with pytest.raises(SourceError, match=r"not a \.gguf file"):
+        resolve_source(str(tmp_path / "m" / "model.safetensors"))
+
+
+def test_missing_gguf(tmp_path):
+    with pytest.raises(SourceError, match="does not exist"):
+        resolve_source("no-such-file.gguf")
+
+
+def test_directory_that_holds_a_gguf_points_at_the_file(tmp_path):
+    (tmp_path / "m.gguf").write_bytes(b"")
+    with pytest.raises(SourceError, match=r"give the \.gguf file itself"):
+        resolve_source(str(tmp_path))
