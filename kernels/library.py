@@ -26,7 +26,7 @@ _SOURCE_DIR = Path(__file__).parent / "cpu"
 
 COMMON_FLAGS = (
     "-std=c++20",
-    "-O3",
+    "-O2",
     "-fPIC",
     "-fopenmp",
     "-fvisibility=hidden",

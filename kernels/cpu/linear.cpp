@@ -9,6 +9,8 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "kernels.h"
 #include "scratch.h"
@@ -96,18 +98,17 @@ struct Call {
 
   const T* panel(int p) const { return (const T*)args.packed + (long)p * depth * kWidth; }
 
-  // One panel's columns of a row tile to the output.
-  template <int M>
-  GIRIH_INLINE void finish(const vf* sums, int sum_stride, int row, int p) const {
+  // The sums of one panel's columns (`sum_stride` apart by row) to the output.
+  void finish(const float* sums, int sum_stride, int row, int height, int p) const {
     int column = p * kWidth;
     const T* bias = (const T*)args.bias;
     for (int v = 0; v < 2 && column < args.n; ++v, column += kLanes) {
       int count = std::min(kLanes, args.n - column);
       vf add = {};
       if (bias) add = count == kLanes ? load(bias + column) : load_some(bias + column, count);
-      for (int m = 0; m < M; ++m) {
+      for (int m = 0; m < height; ++m) {
         T* to = out + (long)(row + m) * args.out_stride + column;
-        vf value = sums[m * sum_stride + v] + add;
+        vf value = load(sums + m * sum_stride + v * kLanes) + add;
         if (count == kLanes)
           store(to, value);
         else
@@ -117,12 +118,14 @@ struct Call {
   }
 
   template <int M, int P>
-  void stream_panels(int row, int p) const {
+  __attribute__((noinline)) void stream_panels(int row, int p) const {
     Tile<M, 2 * P> tile;
     tile.clear();
     Weights<T>::template stream<M, P>(tile, x + row * x_stride, x_stride, panel(p),
                                       (long)depth * kWidth, depth);
-    for (int i = 0; i < P; ++i) finish<M>(&tile.sum[0][2 * i], 2 * P, row, p + i);
+    alignas(64) float sums[M * P * kWidth];
+    tile.write(sums, P * kWidth);
+    for (int i = 0; i < P; ++i) finish(sums + i * kWidth, P * kWidth, row, M, p + i);
   }
 
   // Several panels at once while few rows leave registers free: more independent sums.
@@ -134,12 +137,21 @@ struct Call {
     for (; p < end; ++p) stream_panels<M, 1>(row, p);
   }
 
+  using StreamFn = void (*)(const Call&, int row, int begin, int end);
+  template <int... I>
+  static constexpr std::array<StreamFn, kMaxRows> stream_kernels(std::integer_sequence<int, I...>) {
+    return {+[](const Call& c, int row, int begin, int end) {
+      c.template stream_rows<I + 1>(row, begin, end);
+    }...};
+  }
+
   void stream(int begin, int end) const {
+    static constexpr auto kStream = stream_kernels(std::make_integer_sequence<int, kMaxRows>());
     // A few panels at a time, so that later row tiles find them in L1.
     int group = rows <= kMaxRows ? end - begin : 1;
     for (int p = begin; p < end; p += group) {
       for_row_tiles(rows, [&](int row, int height) {
-        with_rows(height, [&]<int M>() { stream_rows<M>(row, p, std::min(end, p + group)); });
+        kStream[height - 1](*this, row, p, std::min(end, p + group));
       });
     }
   }
@@ -148,7 +160,6 @@ struct Call {
   void block(int first, int last, int p, float* wide, float* sums) const {
     for (int k = 0; k < depth; k += kDepth) {
       int part = std::min(kDepth, depth - k);
-      bool begins = k == 0, ends = k + part == depth;
       const float* b;
       if constexpr (std::is_same_v<T, float>) {
         b = panel(p) + (long)k * kWidth;
@@ -157,19 +168,10 @@ struct Call {
         b = wide;
       }
       for_row_tiles(last - first, [&](int row, int height) {
-        with_rows(height, [&]<int M>() {
-          Tile<M, 2> tile;
-          float* partial = sums + (long)row * kWidth;
-          if (begins)
-            tile.clear();
-          else
-            tile.read(partial, kWidth);
-          tile.accumulate(x + (first + row) * x_stride + k, x_stride, b, kWidth, part);
-          if (ends)
-            finish<M>(&tile.sum[0][0], 2, first + row, p);
-          else
-            tile.write(partial, kWidth);
-        });
+        float* partial = sums + (long)row * kWidth;
+        multiply_kernel(height, 2)(x + (first + row) * x_stride + k, x_stride, b, kWidth, part,
+                                   partial, kWidth, k > 0);
+        if (k + part == depth) finish(partial, kWidth, first + row, height, p);
       });
     }
   }

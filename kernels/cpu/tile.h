@@ -46,28 +46,12 @@ struct Tile {
   }
 };
 
-// Calls body.template operator()<M>() with M = rows (1 … kMaxRows).
-template <class Body>
-GIRIH_INLINE void with_rows(int rows, const Body& body) {
-  switch (rows) {
-    case 1: return body.template operator()<1>();
-    case 2: return body.template operator()<2>();
-    case 3: return body.template operator()<3>();
-    case 4: return body.template operator()<4>();
-    case 5: return body.template operator()<5>();
-    case 6: return body.template operator()<6>();
-  }
-  if constexpr (kMaxRows > 6) {
-    switch (rows) {
-      case 7: return body.template operator()<7>();
-      case 8: return body.template operator()<8>();
-      case 9: return body.template operator()<9>();
-      case 10: return body.template operator()<10>();
-      case 11: return body.template operator()<11>();
-      case 12: return body.template operator()<12>();
-    }
-  }
-}
+// c [M, NV vectors] = (or +=) a [M, depth] * b [depth, NV vectors], all float32.
+using MultiplyFn = void (*)(const float* a, long a_stride, const float* b, long b_stride, int depth,
+                            float* c, long c_stride, bool add);
+
+// The kernel for 1 … kMaxRows rows and 1 or 2 vectors (compiled once, in tile.cpp).
+MultiplyFn multiply_kernel(int rows, int vectors);
 
 // Splits `rows` into tiles of nearly equal height, at most kMaxRows: body(first, height).
 template <class Body>

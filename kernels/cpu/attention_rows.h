@@ -1,0 +1,141 @@
+// The float32 part of attention: rows of one item against widened tiles of its context.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+#include "cache.h"
+#include "softmax.h"
+#include "tile.h"
+
+namespace girih {
+
+constexpr int kSpanSlots = 512;  // a multiple of kTileSlots
+
+// A query tile of one request and the query heads that share one kv head.
+struct Item {
+  int request, head;  // kv head
+  int first, count;   // queries of the request
+  int begin, end;     // context positions that any of its rows may see
+  long cost;
+  long partial;       // offset of its spans' partial results, or -1: one thread does it all
+
+  int spans() const { return (end + kSpanSlots - 1) / kSpanSlots - begin / kSpanSlots; }
+};
+
+// Working memory of one thread, for items of up to `rows` rows.
+struct Workspace {
+  float *queries, *keys, *values, *scores, *sums, *merged;
+  RowState *state, *merged_state;
+
+  static size_t floats(int rows, int dim, int dim_v) {
+    return (size_t)rows * dim + (size_t)kTileSlots * (dim + dim_v) + kMaxRows * kTileSlots +
+           2 * (size_t)rows * dim_v + 4 * (size_t)rows;
+  }
+  Workspace(float* memory, int rows, int dim, int dim_v) {
+    auto take = [&](size_t count) {
+      float* here = memory;
+      memory += count;
+      return here;
+    };
+    keys = take((size_t)kTileSlots * dim);
+    values = take((size_t)kTileSlots * dim_v);
+    scores = take(kMaxRows * kTileSlots);
+    queries = take((size_t)rows * dim);
+    sums = take((size_t)rows * dim_v);
+    merged = take((size_t)rows * dim_v);
+    state = (RowState*)take(2 * (size_t)rows);
+    merged_state = (RowState*)take(2 * (size_t)rows);
+  }
+};
+
+class Rows {
+ public:
+  explicit Rows(const AttentionArgs& args)
+      : a_(args), group_(args.heads / args.kv_heads), wide_v_(round_up(args.dim_v, kLanes)) {}
+
+  int group() const { return group_; }
+  int value_stride() const { return wide_v_; }
+  int count(const Item& item) const { return item.count * group_; }
+
+  void clear(RowState* state, float* sums, int count) const {
+    for (int r = 0; r < count; ++r) state[r] = {kNegInf, 0.0f};
+    std::memset(sums, 0, sizeof(float) * count * wide_v_);
+  }
+
+  // All rows of the item against the widened tile that starts at context position `tile`.
+  void add_tile(const Item& item, int tile, RowState* state, float* sums, Workspace& w) const {
+    for_row_tiles(count(item), [&](int row, int height) {
+      // What the first and the last row see bounds what all rows see.
+      int begin = visible(item, tile, row).first;
+      int end = visible(item, tile, row + height - 1).second;
+      if (begin >= end) return;
+      score(row, height, begin, end, w);
+      weigh(item, tile, row, height, begin, end, state, sums, w);
+      add_values(row, height, begin, end, sums, w);
+    });
+  }
+
+  // Adds a span's result to the merged one.
+  void merge(int count, const RowState* state, const float* sums, Workspace& w) const {
+    for (int r = 0; r < count; ++r) {
+      if (state[r].largest == kNegInf) continue;
+      RowState& to = w.merged_state[r];
+      float best = std::max(to.largest, state[r].largest);
+      float before = to.largest == kNegInf ? 0.0f : exp_one(to.largest - best);
+      float now = exp_one(state[r].largest - best);
+      to = {best, to.sum * before + state[r].sum * now};
+      float* row = w.merged + (size_t)r * wide_v_;
+      const float* add = sums + (size_t)r * wide_v_;
+      for (int d = 0; d < wide_v_; d += kLanes)
+        store(row + d, load(row + d) * before + load(add + d) * now);
+    }
+  }
+
+ private:
+  const AttentionArgs& a_;
+  const int group_, wide_v_;
+
+  static int aligned(int column) { return column / (2 * kLanes) * (2 * kLanes); }
+
+  // Slots [first, second) of the tile that a row of the item sees.
+  std::pair<int, int> visible(const Item& item, int tile, int row) const {
+    int queries = a_.query_start[item.request + 1] - a_.query_start[item.request];
+    int position = a_.seq_lens[item.request] - queries + item.first + row / group_;
+    int begin = a_.window ? std::max(0, position - a_.window + 1) : 0;
+    int end = a_.causal ? position + 1 : a_.seq_lens[item.request];
+    return {std::max(0, begin - tile), std::min(kTileSlots, end - tile)};
+  }
+
+  void score(int row, int height, int begin, int end, Workspace& w) const {
+    MultiplyFn multiply = multiply_kernel(height, 2);
+    for (int c = aligned(begin); c < end; c += 2 * kLanes)
+      multiply(w.queries + (size_t)row * a_.dim, a_.dim, w.keys + c, kTileSlots, a_.dim,
+               w.scores + c, kTileSlots, false);
+  }
+
+  // Scores to softmax weights; what the rows summed before is brought to the new scale.
+  void weigh(const Item& item, int tile, int row, int height, int begin, int end, RowState* state,
+             float* sums, Workspace& w) const {
+    int skipped = aligned(begin), columns = round_up(end, 2 * kLanes) - skipped;
+    for (int m = 0; m < height; ++m) {
+      auto [from, to] = visible(item, tile, row + m);
+      float factor = softmax_row(w.scores + m * kTileSlots + skipped, columns, from - skipped,
+                                 to - skipped, a_.softcap, state[row + m]);
+      if (factor == 1.0f) continue;
+      float* sum = sums + (size_t)(row + m) * wide_v_;
+      for (int d = 0; d < wide_v_; d += kLanes) store(sum + d, load(sum + d) * factor);
+    }
+  }
+
+  void add_values(int row, int height, int begin, int end, float* sums, Workspace& w) const {
+    for (int d = 0; d < wide_v_; d += 2 * kLanes) {
+      int vectors = std::min(2, (wide_v_ - d) / kLanes);
+      multiply_kernel(height, vectors)(w.scores + begin, kTileSlots,
+                                       w.values + (long)begin * wide_v_ + d, wide_v_, end - begin,
+                                       sums + (size_t)row * wide_v_ + d, wide_v_, true);
+    }
+  }
+};
+
+}  // namespace girih
