@@ -65,7 +65,7 @@ def resolve_source(source: str, progress: Progress = no_progress) -> ModelFiles:
         WeightError: the weights are there but damaged or incomplete.
     """
     if source in BUILTIN_MODELS:
-        return resolve_directory(fetch_model(source, progress), source)
+        return _resolve_builtin(source, progress)
     path = Path(source).expanduser()
     if source and path.is_dir():
         return resolve_directory(path)
@@ -76,6 +76,14 @@ def resolve_source(source: str, progress: Progress = no_progress) -> ModelFiles:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", source):
         return _resolve_hub(source, progress)
     raise SourceError(_unknown_message(source))
+
+
+def _resolve_builtin(name: str, progress: Progress) -> ModelFiles:
+    path = fetch_model(name, progress)
+    try:
+        return resolve_directory(path, name)
+    except SourceError as exc:
+        raise SourceError(f"{exc}; delete {path} to fetch {name} again") from exc
 
 
 def _unknown_message(source: str) -> str:

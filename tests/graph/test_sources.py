@@ -203,6 +203,14 @@ def test_builtin_name_wins_over_a_directory_of_that_name(tmp_path, monkeypatch):
     assert resolve_source("./smollm2").path.resolve() == here
 
 
+def test_builtin_model_with_a_file_deleted_says_how_to_recover(tmp_path, monkeypatch):
+    fetched = write_model(tmp_path / "cache")
+    (fetched / "model.safetensors").unlink()
+    monkeypatch.setattr("girih.graph.sources.fetch_model", lambda name, progress: fetched)
+    with pytest.raises(SourceError, match="to fetch smollm2 again"):
+        resolve_source("smollm2")
+
+
 def test_file_that_is_no_gguf(tmp_path):
     write_model(tmp_path / "m")
     with pytest.raises(SourceError, match=r"not a \.gguf file"):
