@@ -1,0 +1,279 @@
+"""The persistent batch: one row per running request in fixed buffers, and the step made of it.
+
+    row r:  token_ids[r] = [prompt | output ....]   block_table[r] = [block ids ....]
+                            ╰ num_computed ╯ ╰ this step ╯
+
+A step writes only what changed (rows that come or go, new blocks, sampled tokens) and gathers
+the rest, vectorised, into packed arrays without padding. Rows stay dense: the last row moves
+into the gap of one that leaves. Knows no model and does not sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from girih.kernels.errors import EngineError
+from girih.runtime.executor import ModelRunnerOutput, NewRequest, SchedulerOutput
+from girih.runtime.request import TokenLogprobs
+from girih.runtime.sampler import SamplerOutput, SamplingInputs
+from girih.runtime.sampling_rows import SamplingRows
+
+IntArray = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class PromptRows:
+    """Rows of a step's logits that predict prompt tokens (for prompt logprobs).
+
+    Attributes:
+        request_id: whose prompt.
+        start: first of these rows in the logits.
+        stop: one past the last.
+        token_ids: int64 [stop - start], the prompt tokens they predict.
+        num_logprobs: alternatives to list, -1 for the whole vocabulary.
+    """
+
+    request_id: str
+    start: int
+    stop: int
+    token_ids: torch.Tensor
+    num_logprobs: int
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """Inputs of one step: T packed tokens of R requests; all tensors on the CPU.
+
+    Attributes:
+        step_id: of the plan.
+        ids: int64 [T] token ids.
+        positions: int64 [T] place of each token in its sequence.
+        query_start: int32 [R + 1], where each request's tokens begin.
+        seq_lens: int32 [R], context with this step's tokens.
+        block_table: int32 [R, blocks of the longest context].
+        slot_mapping: int64 [T], where each token's KV goes.
+        logits_index: int64 [S + P], tokens whose logits are needed: the S to sample from
+            first, then those of `prompt_rows`.
+        sampled_ids: the S requests sampled from, in the order of their logits.
+        sampled_rows: their rows in the batch.
+        rows: rows of all R requests in the batch.
+        sampling: what the S rows ask of the sampler.
+        prompt_rows: prompts to score.
+    """
+
+    step_id: int
+    ids: torch.Tensor
+    positions: torch.Tensor
+    query_start: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    logits_index: torch.Tensor
+    sampled_ids: list[str]
+    sampled_rows: IntArray
+    rows: IntArray
+    sampling: SamplingInputs
+    prompt_rows: tuple[PromptRows, ...]
+
+    @property
+    def num_samples(self) -> int:
+        """S: the first rows of the logits, to sample from."""
+        return len(self.sampled_ids)
+
+
+class PersistentBatch:
+    """Rows of the running requests.
+
+    Args:
+        max_num_seqs: rows.
+        max_model_len: tokens per row.
+        block_size: token slots per KV block.
+        vocab_size: width of the logits.
+    """
+
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int
+    ) -> None:
+        max_blocks = -(-max_model_len // block_size)
+        self.block_size = block_size
+        self.row_of: dict[str, int] = {}
+        self._ids: list[str] = []  # row -> request id
+        self._token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
+        self._block_table = np.zeros((max_num_seqs, max_blocks), np.int32)
+        self._num_tokens = np.zeros(max_num_seqs, np.int32)
+        self._num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
+        self._num_computed_tokens = np.zeros(max_num_seqs, np.int32)
+        self._num_blocks = np.zeros(max_num_seqs, np.int32)
+        self._sampling = SamplingRows(max_num_seqs, vocab_size)
+        self._prompt_logprobs: dict[str, int] = {}  # requests whose prompt is still to be scored
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def prepare(self, plan: SchedulerOutput) -> StepBatch:
+        """Bring the rows up to date and gather the inputs of the step.
+
+        Raises:
+            EngineError: the plan and the rows disagree about a request.
+        """
+        self._update_rows(plan)
+        scheduled = plan.num_scheduled_tokens
+        rows = np.array([self.row_of[request_id] for request_id in scheduled])
+        counts = np.fromiter(scheduled.values(), np.int64, len(scheduled))
+        return self._gather(plan.step_id, rows, counts)
+
+    def commit(
+        self,
+        step: StepBatch,
+        output: SamplerOutput,
+        prompt_logprobs: dict[str, list[TokenLogprobs]] | None = None,
+    ) -> ModelRunnerOutput:
+        """Take in what the step computed and sampled; makes the answer to the plan.
+
+        Args:
+            step: from `prepare`.
+            output: of the sampler, for the step's S rows.
+            prompt_logprobs: request id -> records of its `PromptRows`.
+        """
+        rows = step.sampled_rows
+        self._token_ids[rows, self._num_tokens[rows]] = output.token_ids.numpy()
+        self._num_tokens[rows] += 1
+        self._num_computed_tokens[step.rows] = step.seq_lens.numpy()
+        logprobs = {}
+        if output.logprobs is not None:
+            pairs = zip(step.sampled_ids, output.logprobs, strict=True)
+            logprobs = {request_id: [record] for request_id, record in pairs if record is not None}
+        token_ids = output.token_ids.tolist()
+        sampled = {i: [token] for i, token in zip(step.sampled_ids, token_ids, strict=True)}
+        return ModelRunnerOutput(step.step_id, sampled, logprobs, prompt_logprobs or {})
+
+    # ---- rows ----
+
+    def _update_rows(self, plan: SchedulerOutput) -> None:
+        for request_id in (*plan.finished_ids, *plan.preempted_ids):
+            if request_id in self.row_of:
+                self._remove(request_id)
+        for request in plan.new_requests:
+            self._add(request)
+        for update in plan.running:
+            row = self.row_of.get(update.request_id)
+            if row is None or self._num_computed_tokens[row] != update.num_computed_tokens:
+                raise EngineError(
+                    f"step {plan.step_id} continues request {update.request_id!r} at token "
+                    f"{update.num_computed_tokens}; its row is at "
+                    f"{None if row is None else self._num_computed_tokens[row]}"
+                )
+            if update.new_block_ids:
+                self._append_blocks(row, update.new_block_ids)
+
+    def _append_blocks(self, row: int, block_ids: tuple[int, ...] | list[int]) -> None:
+        start = self._num_blocks[row]
+        self._block_table[row, start : start + len(block_ids)] = block_ids
+        self._num_blocks[row] = start + len(block_ids)
+
+    def _add(self, request: NewRequest) -> None:
+        request_id, row = request.request_id, len(self._ids)
+        if request_id in self.row_of or row == len(self._num_tokens):
+            raise EngineError(
+                f"request {request_id!r} cannot be added: its row exists or all "
+                f"{len(self._num_tokens)} rows are taken"
+            )
+        num_tokens = len(request.token_ids)
+        self._ids.append(request_id)
+        self.row_of[request_id] = row
+        self._token_ids[row, :num_tokens] = request.token_ids
+        self._num_tokens[row] = num_tokens
+        self._num_prompt_tokens[row] = request.num_prompt_tokens
+        self._num_computed_tokens[row] = request.num_computed_tokens
+        self._num_blocks[row] = 0
+        self._append_blocks(row, request.block_ids)
+        self._sampling.set(row, request)
+        asked = request.sampling.prompt_logprobs
+        if asked is not None and num_tokens == request.num_prompt_tokens:
+            self._prompt_logprobs[request_id] = asked
+
+    def _remove(self, request_id: str) -> None:
+        row = self.row_of.pop(request_id)
+        self._prompt_logprobs.pop(request_id, None)
+        last = len(self._ids) - 1
+        last_id = self._ids.pop()
+        if row == last:
+            return
+        self._ids[row] = last_id
+        self.row_of[last_id] = row
+        num_tokens, num_blocks = self._num_tokens[last], self._num_blocks[last]
+        self._token_ids[row, :num_tokens] = self._token_ids[last, :num_tokens]
+        self._block_table[row, :num_blocks] = self._block_table[last, :num_blocks]
+        for column in (
+            self._num_tokens,
+            self._num_prompt_tokens,
+            self._num_computed_tokens,
+            self._num_blocks,
+        ):
+            column[row] = column[last]
+        self._sampling.move(last, row)
+
+    # ---- steps ----
+
+    def _gather(self, step_id: int, rows: IntArray, counts: IntArray) -> StepBatch:
+        query_start = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(counts, out=query_start[1:])
+        computed = self._num_computed_tokens[rows]
+        seq_lens = computed + counts.astype(np.int32)
+        token_rows = np.repeat(rows, counts)  # [T]
+        positions = np.arange(query_start[-1], dtype=np.int64)
+        positions += np.repeat(computed - query_start[:-1], counts)
+        blocks = self._block_table[token_rows, positions // self.block_size]
+        slot_mapping = blocks.astype(np.int64) * self.block_size + positions % self.block_size
+        is_sampled = seq_lens == self._num_tokens[rows]
+        sampled_rows = rows[is_sampled]
+        logits_index = query_start[1:][is_sampled].astype(np.int64) - 1
+        prompt_rows: tuple[PromptRows, ...] = ()
+        if self._prompt_logprobs:
+            prompt_rows, extra = self._prompt_rows(rows, query_start, len(logits_index))
+            logits_index = np.concatenate([logits_index, *extra])
+        num_columns = -(-int(seq_lens.max()) // self.block_size)
+        history = (self._token_ids, self._num_tokens, self._num_prompt_tokens)
+        return StepBatch(
+            step_id=step_id,
+            ids=torch.from_numpy(self._token_ids[token_rows, positions].astype(np.int64)),
+            positions=torch.from_numpy(positions),
+            query_start=torch.from_numpy(query_start),
+            seq_lens=torch.from_numpy(seq_lens),
+            block_table=torch.from_numpy(self._block_table[rows, :num_columns]),
+            slot_mapping=torch.from_numpy(slot_mapping),
+            logits_index=torch.from_numpy(logits_index),
+            sampled_ids=[self._ids[row] for row in sampled_rows.tolist()],
+            sampled_rows=sampled_rows,
+            rows=rows,
+            sampling=self._sampling.gather(sampled_rows, *history),
+            prompt_rows=prompt_rows,
+        )
+
+    def _prompt_rows(
+        self, rows: IntArray, query_start: IntArray, first: int
+    ) -> tuple[tuple[PromptRows, ...], list[IntArray]]:
+        """Prompt tokens that this step's logits predict; the rows follow row `first`."""
+        found, index = [], []
+        for place, row in enumerate(rows.tolist()):
+            request_id = self._ids[row]
+            if request_id not in self._prompt_logprobs:
+                continue
+            start = int(self._num_computed_tokens[row])
+            num_tokens = int(query_start[place + 1] - query_start[place])
+            last = int(self._num_prompt_tokens[row]) - 1  # predicts output, not prompt
+            count = min(start + num_tokens, last) - start
+            if count <= 0:
+                continue
+            targets = self._token_ids[row, start + 1 : start + 1 + count].astype(np.int64)
+            asked = self._prompt_logprobs[request_id]
+            found.append(
+                PromptRows(request_id, first, first + count, torch.from_numpy(targets), asked)
+            )
+            index.append(np.arange(query_start[place], query_start[place] + count))
+            first += count
+        return tuple(found), index

@@ -1,0 +1,164 @@
+"""A real HTTP server over a fake model: uvicorn in a thread, on a free port."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import support_tokenizer
+from support_core import make_core
+from support_fake_runner import FakeRunner
+
+from girih.runtime.engine import EngineCore
+from girih.serve.config import SamplingConfig, ServeConfig
+from girih.serve.server import Built, GirihServer
+from girih.serve.tokenizer import Tokenizer
+
+MODEL = "fake"
+
+
+@dataclass
+class FakeHandle:
+    """What launching a real engine would return."""
+
+    core: EngineCore
+    vocab_size: int
+    max_model_len: int = 256
+    eos_token_ids: tuple[int, ...] = ()
+    name: str = MODEL
+    key: str = "fp_fake"
+    model_path: Path = field(default_factory=lambda: Path(tempfile.mkdtemp()))
+
+
+def fake_handle(tokenizer: Tokenizer, *, eos: tuple[int, ...] = (), **options: Any) -> FakeHandle:
+    """A handle over a `FakeRunner` with the tokenizer's vocabulary."""
+    runner_keys = ("step_seconds", "fail_at", "next_token")
+    runner = FakeRunner(
+        16,
+        tokenizer.vocab_size,
+        **{key: options.pop(key) for key in runner_keys if key in options},
+    )
+    max_model_len = options.pop("max_model_len", 256)
+    core = make_core(runner=runner, max_model_len=max_model_len, **options)
+    return FakeHandle(core, tokenizer.vocab_size, max_model_len, eos)
+
+
+class RunningServer:
+    """Starts on entry, waits until ready (unless `hold` is given), stops and checks on exit.
+
+    Args:
+        serve: fields of `ServeConfig`.
+        sampling: fields of `SamplingConfig`.
+        hold: the build waits for this event.
+        build_error: the build raises this.
+        tokenizer: the model's; a byte-level one by default.
+        options: for `fake_handle`.
+    """
+
+    def __init__(
+        self,
+        *,
+        serve: dict[str, Any] | None = None,
+        sampling: dict[str, Any] | None = None,
+        hold: threading.Event | None = None,
+        build_error: BaseException | None = None,
+        tokenizer: Tokenizer | None = None,
+        policy: str = "fcfs",
+        **options: Any,
+    ) -> None:
+        self.tokenizer = tokenizer or support_tokenizer.byte_level()
+        self.handle = fake_handle(self.tokenizer, policy=policy, **options)
+        self.lines: list[str] = []
+        self.error: BaseException | None = None
+        self.exit_code: int | None = None
+        self.hold = hold
+        self._build_error = build_error
+        config = ServeConfig(**{"port": 0, "shutdown_seconds": 1.0, **(serve or {})})
+        self.server = GirihServer(
+            self._build,
+            config,
+            sampling=SamplingConfig(**sampling) if sampling else None,
+            policy=policy,
+            announce=self.lines.append,
+        )
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    @property
+    def core(self) -> EngineCore:
+        """The engine core."""
+        return self.handle.core
+
+    @property
+    def url(self) -> str:
+        """Where the server listens."""
+        return f"http://127.0.0.1:{self.server.port}"
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        """POST a JSON body."""
+        return httpx.post(self.url + path, json=body, timeout=30)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        """GET a path."""
+        return httpx.get(self.url + path, timeout=30, **options)
+
+    def wait_for(self, condition: Any, seconds: float = 20.0) -> None:
+        """Poll until `condition()` holds."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "the condition did not come true"
+            time.sleep(0.01)
+
+    def wait_idle(self) -> None:
+        """Wait until the core has no request, then check that no block is lost."""
+        self.wait_for(lambda: not self.core.has_work())
+        self.core.check_integrity()
+        pool = self.core.scheduler.kv_cache.pool
+        assert pool.num_free == pool.num_usable, "blocks leaked"
+        assert self.core.runner.violations == []  # type: ignore[attr-defined]
+
+    def join(self) -> None:
+        """Wait until the server ended by itself."""
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def __enter__(self) -> RunningServer:
+        self._thread.start()
+        self.wait_for(lambda: self._answers("/version") or self.error is not None)
+        if self.hold is None and self._build_error is None:
+            self.wait_for(lambda: self._answers("/ready"))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.hold is not None:
+            self.hold.set()
+        if self.core.failure is None and self._thread.is_alive():
+            self.wait_idle()
+        self.server.stop()
+        self.join()
+
+    def _answers(self, path: str) -> bool:
+        try:
+            return self.get(path).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def _build(self, progress: Any) -> Built:
+        from girih.graph.progress import ProgressEvent
+
+        progress(ProgressEvent("compile", 1, 3, "tile 1 of 3"))
+        if self.hold is not None:
+            self.hold.wait(30)
+        if self._build_error is not None:
+            raise self._build_error
+        return Built(self.handle, self.tokenizer)
+
+    def _run(self) -> None:
+        try:
+            self.exit_code = self.server.run()
+        except BaseException as error:
+            self.error = error
