@@ -1,0 +1,170 @@
+"""What a client that asks for the impossible is told."""
+
+import threading
+
+import httpx
+import pytest
+from support_serving import MODEL
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"prompt": "hi"}
+
+BAD_BODIES = [
+    # (route, body, param, words of the message)
+    ("completions", {**TEXT, "max_tokens": 0}, "max_tokens", "max_tokens is 0"),
+    ("completions", {**TEXT, "max_tokens": -3}, "max_tokens", "-3"),
+    ("chat/completions", {**CHAT, "max_tokens": 0}, "max_tokens", "max_tokens is 0"),
+    ("chat/completions", {**CHAT, "max_completion_tokens": 0}, "max_tokens", "is 0"),
+    ("completions", {**TEXT, "temperature": -1}, "temperature", "-1"),
+    ("completions", {**TEXT, "top_p": 0}, "top_p", "(0, 1]"),
+    ("completions", {**TEXT, "top_k": -5}, "top_k", "-5"),
+    ("completions", {**TEXT, "stop": ""}, "stop", "non-empty"),
+    ("completions", {**TEXT, "stop": ["a", ""]}, "stop", "non-empty"),
+    ("completions", {**TEXT, "stop": ["a"] * 17}, "stop", "at most 16"),
+    ("completions", {**TEXT, "n": 0}, "n", "n is 0"),
+    ("completions", {**TEXT, "n": 129}, "n", "at most 128"),
+    ("completions", {**TEXT, "n": 2, "temperature": 0}, "n", "equal answers"),
+    ("completions", {**TEXT, "logprobs": 21}, "logprobs", "0 to 20"),
+    ("completions", {**TEXT, "logit_bias": {"x": 1}}, "logit_bias", "token id"),
+    ("completions", {**TEXT, "logit_bias": {"99999": 1}}, "logit_bias", "vocabulary"),
+    ("completions", {**TEXT, "allowed_token_ids": []}, "allowed_token_ids", "empty"),
+    ("completions", {**TEXT, "bad_words": [""]}, "bad_words", "empty"),
+    ("completions", {**TEXT, "priority": 3}, "priority", "fcfs"),
+    ("completions", {**TEXT, "suffix": "x"}, "suffix", "not supported"),
+    ("completions", {**TEXT, "best_of": 4}, "best_of", "rank"),
+    ("completions", {**TEXT, "min_tokens": 99}, "min_tokens", "max_tokens"),
+    (
+        "completions",
+        {**TEXT, "stream_options": {"include_usage": True}},
+        "stream_options",
+        "stream",
+    ),
+    ("completions", {**TEXT, "prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
+    (
+        "completions",
+        {**TEXT, "response_format": {"type": "json_object"}},
+        "response_format",
+        "text",
+    ),
+    ("completions", {**TEXT, "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1"),
+    ("completions", {**TEXT, "temperature": "hot"}, "temperature", "number"),
+    ("completions", {}, "prompt", "missing"),
+    ("completions", {"prompt": []}, "prompt", "missing"),
+    ("completions", {"prompt": ""}, "prompt", "empty"),
+    ("completions", {"prompt": [[]]}, "prompt", "empty"),
+    ("completions", {"prompt": [1, 99999]}, "prompt", "99999"),
+    ("completions", {"prompt": [-1]}, "prompt", "-1"),
+    ("completions", {"prompt": {"a": 1}}, "prompt", "prompt"),
+    ("completions", {"prompt": ["a"] * 1025}, "prompt", "1024"),
+    ("completions", {"prompt": [5] * 256}, "prompt", "256 tokens"),
+    ("completions", {"prompt": [5] * 300, "max_tokens": 9}, "prompt", "max_tokens is 9"),
+    ("chat/completions", {}, "messages", "missing"),
+    ("chat/completions", {"messages": []}, "messages", "empty"),
+    ("chat/completions", {"messages": [{"role": "x", "content": ""}]}, "messages", "role"),
+    ("chat/completions", {**CHAT, "top_logprobs": 2}, "top_logprobs", "logprobs is not true"),
+    ("chat/completions", {**CHAT, "tools": [{}]}, "tools", "not supported"),
+    ("chat/completions", {**CHAT, "tool_choice": "auto"}, "tool_choice", "tools"),
+    (
+        "chat/completions",
+        {**CHAT, "add_generation_prompt": True, "continue_final_message": True},
+        "continue_final_message",
+        "both true",
+    ),
+]
+
+
+@pytest.mark.parametrize(("route", "body", "param", "words"), BAD_BODIES)
+def test_bad_bodies(shared_server, route, body, param, words):
+    answer = shared_server.post(f"/v1/{route}", model=MODEL, **body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'"x"', b'{"prompt": "\xff"}', b"null"])
+def test_bodies_that_are_not_json_objects(shared_server, raw):
+    for route in ("completions", "chat/completions"):
+        answer = httpx.post(f"{shared_server.url}/v1/{route}", content=raw)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_lone_surrogates_in_a_prompt(shared_server):
+    raw = b'{"prompt": "\\ud800"}'
+    answer = httpx.post(f"{shared_server.url}/v1/completions", content=raw)
+    assert answer.status_code == 400
+
+
+def test_unknown_model_and_route(shared_server):
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
+        body = {**TEXT, **CHAT} if path != "/tokenize" else TEXT
+        answer = shared_server.post(path, model="other/model", **body)
+        assert answer.status_code == 404
+        assert answer.json()["error"]["type"] == "not_found_error"
+        assert MODEL in answer.json()["error"]["message"]
+    assert shared_server.get("/v1/models/other/model").status_code == 404
+    assert shared_server.get("/v1/nothing").json()["error"]["type"] == "not_found_error"
+    assert shared_server.get("/v1/completions").status_code == 405
+
+
+def test_the_server_still_answers_after_all_this(shared_server):
+    assert shared_server.post("/v1/completions", **TEXT).status_code == 200
+    shared_server.wait_idle()
+
+
+def test_keys_guard_all_but_the_probes(new_server):
+    server = new_server(serve={"api_keys": ("first", "second")})
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic first"}):
+        answer = server.get("/v1/models", headers=headers)
+        assert answer.status_code == 401
+        assert answer.json()["error"]["type"] == "authentication_error"
+    assert server.get("/nothing").status_code == 401
+    for headers in ({"authorization": "Bearer second"}, {"x-api-key": "first"}):
+        assert server.get("/v1/models", headers=headers).status_code == 200
+    for path in ("/health", "/ready", "/version"):
+        assert server.get(path).status_code == 200
+
+
+def test_bodies_over_the_limit(new_server):
+    server = new_server(serve={"max_body_bytes": 2000})
+    assert server.post("/v1/completions", prompt="x" * 100, max_tokens=1).status_code == 200
+    answer = server.post("/v1/completions", prompt="x" * 3000)
+    assert answer.status_code == 413
+    assert "2000" in answer.json()["error"]["message"]
+
+    def in_pieces():
+        for _ in range(100):
+            yield b" " * 100
+
+    answer = httpx.post(f"{server.url}/v1/completions", content=in_pieces())
+    assert answer.status_code == 413
+
+
+def test_a_full_queue_is_a_429(new_server):
+    server = new_server(max_num_seqs=1, max_num_waiting=1, step_seconds=0.05)
+    answers = []
+
+    def ask():
+        answers.append(server.post("/v1/completions", prompt="a", max_tokens=10))
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    codes = sorted(answer.status_code for answer in answers)
+    assert codes[0] == 200
+    assert codes[-1] == 429
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert refused.headers["retry-after"]
+
+
+def test_a_prompt_the_cache_can_never_hold_is_a_400(new_server):
+    server = new_server(num_blocks=4, block_size=16, max_model_len=256)
+    answer = server.post("/v1/completions", prompt=[5] * 100, max_tokens=4)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "prompt"

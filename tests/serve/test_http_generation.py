@@ -1,0 +1,239 @@
+"""The real `openai` client against the real application on a real socket."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+from support_serving import MODEL
+
+MESSAGES = [{"role": "user", "content": "Hello, 世界 😀"}]
+
+
+@pytest.fixture(scope="module")
+def client(shared_server):
+    with openai.OpenAI(base_url=f"{shared_server.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def complete(client, prompt="one two three", **options):
+    return client.completions.create(model=MODEL, prompt=prompt, temperature=0, **options)
+
+
+def streamed(client, **options):
+    """Text, finish reason and usage of a streamed completion."""
+    text, reason, usage = "", None, None
+    for chunk in complete(client, stream=True, **options):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            text += choice.text
+            reason = choice.finish_reason or reason
+    return text, reason, usage
+
+
+def test_chat_whole(client, shared_server):
+    answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=12)
+    (choice,) = answer.choices
+    assert answer.object == "chat.completion"
+    assert answer.id.startswith("chatcmpl-")
+    assert choice.message.role == "assistant"
+    assert choice.message.content
+    assert choice.finish_reason == "length"
+    text = shared_server.tokenizer.render_chat(MESSAGES)
+    assert answer.usage.prompt_tokens == len(shared_server.tokenizer.encode(text))
+    assert answer.usage.completion_tokens == 12
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
+
+
+def test_chat_streamed_is_chat_whole(client):
+    options = {"model": MODEL, "messages": MESSAGES, "max_completion_tokens": 40}
+    whole = client.chat.completions.create(**options)
+    chunks = list(
+        client.chat.completions.create(
+            **options, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert {chunk.id for chunk in chunks} == {chunks[0].id}
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    reasons = [c.choices[0].finish_reason for c in chunks if c.choices]
+    assert reasons[-1] == "length"
+    assert set(reasons[:-1]) == {None}
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == 40
+
+
+def test_completion_streamed_is_completion_whole(client):
+    for seed in range(6):
+        prompt = [seed + 5, 40, 50, 60]
+        whole = complete(client, prompt=prompt, max_tokens=30)
+        text, reason, _ = streamed(client, prompt=prompt, max_tokens=30)
+        assert (text, reason) == (whole.choices[0].text, whole.choices[0].finish_reason)
+
+
+def test_max_tokens_is_16_for_completions_and_the_room_left_for_chat(client):
+    assert complete(client).usage.completion_tokens == 16
+    answer = client.chat.completions.create(model=MODEL, messages=MESSAGES)
+    assert answer.usage.total_tokens == 256
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_stop_strings_end_the_text_and_are_never_shown(client):
+    full = complete(client, max_tokens=40).choices[0].text
+    for start, size in ((4, 3), (10, 2), (17, 5), (21, 1)):
+        stop = full[start : start + size]
+        expected = full[: full.index(stop)]
+        whole = complete(client, max_tokens=40, stop=[stop]).choices[0]
+        assert (whole.text, whole.finish_reason) == (expected, "stop")
+        assert whole.stop_reason == stop
+        seen = ""
+        for chunk in complete(client, max_tokens=40, stop=[stop], stream=True):
+            seen += chunk.choices[0].text
+            assert expected.startswith(seen)
+        assert seen == expected
+
+
+def test_include_stop_and_min_tokens(client):
+    full = complete(client, max_tokens=40).choices[0].text
+    stop = full[8:11]
+    kept = complete(
+        client, max_tokens=40, stop=stop, extra_body={"include_stop_str_in_output": True}
+    )
+    assert kept.choices[0].text == full[: full.index(stop) + 3]
+    late = complete(client, max_tokens=40, stop=stop, extra_body={"min_tokens": 40})
+    assert late.choices[0].text == full
+    assert late.usage.completion_tokens == 40
+
+
+def test_stop_token_ids_end_the_text_before_the_token(client, shared_server):
+    full = complete(client, max_tokens=20, extra_body={"return_token_ids": True}).choices[0]
+    stop_id = full.token_ids[9]
+    first = full.token_ids.index(stop_id)
+    cut = complete(
+        client, max_tokens=20, extra_body={"stop_token_ids": [stop_id], "return_token_ids": True}
+    ).choices[0]
+    assert (cut.finish_reason, cut.stop_reason) == ("stop", stop_id)
+    assert cut.token_ids == full.token_ids[: first + 1]
+    assert cut.text == shared_server.tokenizer.decode(full.token_ids[:first])
+
+
+def test_many_prompts_and_many_choices(client):
+    answer = client.completions.create(
+        model=MODEL, prompt=["one", "two two"], n=3, temperature=0.5, max_tokens=8
+    )
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    alone = complete(client, prompt="two two", max_tokens=8).choices[0].text
+    assert {choice.text for choice in answer.choices[3:]} == {alone}
+    assert answer.usage.completion_tokens == 48
+    texts = [""] * 6
+    for chunk in client.completions.create(
+        model=MODEL, prompt=["one", "two two"], n=3, temperature=0.5, max_tokens=8, stream=True
+    ):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == [choice.text for choice in answer.choices]
+
+
+def test_chat_logprobs(client, shared_server):
+    answer = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_tokens=5, logprobs=True, top_logprobs=1
+    )
+    content = answer.choices[0].logprobs.content
+    assert len(content) == 5
+    joined = b"".join(bytes(entry.bytes) for entry in content)
+    assert joined.decode(errors="replace").startswith(answer.choices[0].message.content[:2])
+    assert all(entry.top_logprobs[0].token == entry.token for entry in content)
+    assert all(entry.logprob == -0.5 for entry in content)
+
+
+def test_completion_logprobs_and_echo(client, shared_server):
+    prompt = "one two"
+    answer = complete(client, prompt=prompt, max_tokens=4, logprobs=1, echo=True)
+    choice = answer.choices[0]
+    count = answer.usage.prompt_tokens + 4
+    logprobs = choice.logprobs
+    lengths = {len(getattr(logprobs, name)) for name in logprobs.model_fields_set}
+    assert lengths == {count}
+    assert logprobs.token_logprobs[0] is None
+    assert logprobs.top_logprobs[0] is None
+    assert choice.text.startswith(prompt)
+    offsets = [len("".join(logprobs.tokens[:index])) for index in range(count)]
+    assert logprobs.text_offset == offsets
+
+
+def test_echo_without_new_tokens_scores_the_prompt(client):
+    answer = complete(client, prompt="one two", max_tokens=0, echo=True, logprobs=1)
+    assert answer.choices[0].text == "one two"
+    assert answer.usage.completion_tokens == 0
+    assert len(answer.choices[0].logprobs.tokens) == answer.usage.prompt_tokens
+
+
+def test_prompt_logprobs(client):
+    answer = complete(client, prompt="one two", max_tokens=2, extra_body={"prompt_logprobs": 1})
+    entries = answer.choices[0].prompt_logprobs
+    assert entries[0] is None
+    assert all(next(iter(entry.values()))["logprob"] == -0.5 for entry in entries[1:])
+
+
+def test_cached_tokens_are_reported(client):
+    prompt = list(range(100, 164))
+    complete(client, prompt=prompt, max_tokens=1)
+    again = complete(client, prompt=prompt, max_tokens=1)
+    assert again.usage.prompt_tokens_details.cached_tokens >= 32
+
+
+def test_continuous_usage(client):
+    chunks = list(
+        complete(
+            client,
+            max_tokens=6,
+            stream=True,
+            stream_options={"include_usage": True, "continuous_usage_stats": True},
+        )
+    )
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == 6
+
+
+def test_stream_interval_groups_tokens(client):
+    chunks = list(
+        complete(
+            client,
+            max_tokens=12,
+            stream=True,
+            extra_body={"stream_interval": 5, "return_token_ids": True},
+        )
+    )
+    sizes = [len(chunk.choices[0].token_ids) for chunk in chunks]
+    assert sum(sizes) == 12
+    assert all(size >= 5 for size in sizes[:-1])
+
+
+def test_many_clients_at_once_get_what_they_get_alone(client):
+    prompts = [[index + 1, 7, 9] for index in range(24)]
+    alone = [complete(client, prompt=prompt, max_tokens=12).choices[0].text for prompt in prompts]
+    with ThreadPoolExecutor(24) as pool:
+        together = list(
+            pool.map(lambda prompt: streamed(client, prompt=prompt, max_tokens=12)[0], prompts)
+        )
+    assert together == alone
+
+
+def test_unknown_fields_are_named_in_a_header(shared_server):
+    answer = shared_server.post(
+        "/v1/completions", model=MODEL, prompt="a", max_tokens=1, foo=1, user="me"
+    )
+    assert answer.status_code == 200
+    assert answer.headers["x-girih-ignored"] == "foo, user"
+
+
+def test_events_are_well_formed(shared_server):
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 3, "stream": True}
+    with httpx.stream("POST", f"{shared_server.url}/v1/completions", json=body) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in answer.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    assert all(json.loads(line.removeprefix("data: ")) for line in lines[:-1])

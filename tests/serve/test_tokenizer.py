@@ -1,0 +1,116 @@
+import json
+
+import pytest
+import support_tokenizer
+
+from girih.kernels.errors import RequestError, SourceError
+from girih.serve.chat_template import ChatTemplate
+from girih.serve.tokenizer import load_tokenizer
+
+MESSAGES = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
+
+
+def write_model(path, template=None, **config):
+    (path / "tokenizer.json").write_text(support_tokenizer._trained_byte_level())
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    if template is not None:
+        (path / "chat_template.jinja").write_text(template)
+    return load_tokenizer(path)
+
+
+def test_round_trip_and_unknown_ids(tmp_path):
+    tokenizer = write_model(tmp_path)
+    text = "naïve 😀 你好 <|im_end|>"
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert tokenizer.decode([*ids, 10_000], skip_special_tokens=True) == "naïve 😀 你好 "
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == text
+    assert tokenizer.token_bytes(10_000) == b""
+
+
+def test_added_tokens_with_spaces_have_their_own_bytes(tmp_path):
+    tokenizer = write_model(tmp_path)
+    (token_id,) = tokenizer.encode("<tool call>")
+    assert tokenizer.token_bytes(token_id) == b"<tool call>"
+
+
+def test_lone_surrogates_are_a_request_error(tmp_path):
+    with pytest.raises(RequestError):
+        write_model(tmp_path).encode("\ud800")
+
+
+def test_template_file_wins_over_the_config(tmp_path):
+    tokenizer = write_model(tmp_path, "{{ bos_token }}file", chat_template="c", bos_token="<s>")
+    assert tokenizer.render_chat(MESSAGES) == "<s>file"
+
+
+def test_named_templates_in_the_config(tmp_path):
+    named = [{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}]
+    assert write_model(tmp_path, chat_template=named).render_chat(MESSAGES) == "d"
+
+
+def test_no_template_is_a_request_error(tmp_path):
+    with pytest.raises(RequestError, match="no chat template"):
+        write_model(tmp_path).render_chat(MESSAGES)
+
+
+def test_damaged_files_are_source_errors(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(SourceError, match=r"tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(SourceError, match=r"tokenizer_config\.json"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('no system') }}",
+        "{{ messages.foo.bar }}",
+        "{% for %}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+    ],
+)
+def test_a_failing_or_hostile_template_is_a_request_error(source):
+    with pytest.raises(RequestError, match="chat template"):
+        ChatTemplate(source).render(MESSAGES, {})
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"role": "robot", "content": "x"}, "role"),
+        ({"role": "user", "content": 3}, "content is int"),
+        ({"role": "user"}, "content"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}, "image_url"),
+    ],
+)
+def test_bad_messages_name_the_fault(message, words):
+    with pytest.raises(RequestError, match=words):
+        ChatTemplate("{{ messages }}").render([message], {})
+
+
+def test_text_parts_are_joined():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    rendered = ChatTemplate(support_tokenizer.CHAT).render([{"role": "user", "content": parts}], {})
+    assert rendered == "<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_continue_final_message_leaves_the_turn_open():
+    messages = [*MESSAGES, {"role": "assistant", "content": "The answer is "}]
+    rendered = ChatTemplate(support_tokenizer.CHAT).render(
+        messages, {}, add_generation_prompt=False, continue_final_message=True
+    )
+    assert rendered.endswith("assistant\nThe answer is")
+    with pytest.raises(RequestError, match="both true"):
+        ChatTemplate("x").render(messages, {}, continue_final_message=True)
+
+
+def test_generation_blocks_and_loop_controls_are_understood():
+    source = (
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
+        "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    )
+    assert ChatTemplate(source).render(MESSAGES, {}) == "S"
