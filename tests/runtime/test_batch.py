@@ -154,7 +154,7 @@ def test_whole_runs_equal_each_request_alone(new_core, policy, budget):
     rng = random.Random(f"{policy} {budget}")
     runner = TensorFakeRunner(5, 96, 16, VOCAB_SIZE)
     core = new_core(
-        num_blocks=10,
+        num_blocks=8,
         max_model_len=96,
         runner=runner,
         policy=policy,
