@@ -22,10 +22,9 @@ import numpy.typing as npt
 import torch
 
 from girih.runtime.request import TokenLogprobs
+from girih.runtime.sampling_filters import keep_top_k, keep_top_p
 
 _GROUP = 128  # vocabulary entries that are reduced together (argmax, cumulative sums)
-_FIRST_CANDIDATES = 128  # most likely tokens looked at for top-p before looking at more
-_MORE_CANDIDATES = 2048
 _LOGPROB_ROWS = 64  # rows turned into log-probabilities at once (bounds the memory)
 
 
@@ -181,61 +180,20 @@ def _sample_random_rows(
     assert inputs.temperature is not None and inputs.uniform is not None
     rows = inputs.temperature.nonzero().squeeze(1)
     largest = work[rows, greedy[rows]].float()
-    weights = work[rows].float()  # [S', V]
+    weights = work[rows].to(torch.float32)  # [S', V], a copy: indexed by rows
     weights -= largest[:, None].clamp(min=torch.finfo(torch.float32).min)
     weights /= inputs.temperature[rows, None]
     weights.exp_()  # likelihood relative to the most likely token
     if inputs.min_p is not None:
         weights *= weights >= inputs.min_p[rows, None]
     if inputs.top_k is not None:
-        weights = _keep_top_k(weights, inputs.top_k[rows])
+        keep_top_k(weights, inputs.top_k[rows])
     if inputs.top_p is not None:
-        weights = _keep_top_p(weights, inputs.top_p[rows])
+        keep_top_p(weights, inputs.top_p[rows], _row_sums(weights))
     sampled, total = _invert_distribution(weights, inputs.uniform[rows])
     result = greedy.clone()
     result[rows] = torch.where(total > 0, sampled, greedy[rows])
     return result
-
-
-def _keep_top_k(weights: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """Zero what is smaller than the k-th largest weight of its row, in place."""
-    limited = (top_k < weights.shape[1]).nonzero().squeeze(1)
-    if len(limited) == 0:
-        return weights
-    k = top_k[limited]
-    largest = _select(weights, limited).topk(int(k.max()), dim=-1).values
-    limits = weights.new_zeros(len(weights), 1)
-    limits[limited] = largest.gather(1, k[:, None] - 1)
-    weights *= weights >= limits
-    return weights
-
-
-def _keep_top_p(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Keep the largest weights of each row up to the share `top_p` of its sum, in place.
-
-    Looks at few candidates first, and at more only for the rows where these do not reach the
-    share. A weight is kept when the larger ones together stay below the share.
-    """
-    size = weights.shape[1]
-    open_rows = (top_p < 1).nonzero().squeeze(1)
-    share = (_row_sums(weights) * top_p.double())[:, None]
-    limits = weights.new_zeros(len(weights), 1)
-    for num_candidates in (_FIRST_CANDIDATES, _MORE_CANDIDATES, size):
-        if len(open_rows) == 0:
-            break
-        part = _select(weights, open_rows)
-        largest = part.topk(min(num_candidates, size), dim=-1).values
-        sums = largest.cumsum(dim=-1, dtype=torch.float64)
-        num_kept = (sums - largest < share[open_rows]).sum(dim=-1, keepdim=True).clamp_(min=1)
-        limits[open_rows] = largest.gather(1, num_kept - 1)
-        open_rows = open_rows[sums[:, -1] < share[open_rows, 0]]
-    weights *= weights >= limits
-    return weights
-
-
-def _select(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Some rows; all of them without a copy."""
-    return weights if len(rows) == len(weights) else weights[rows]
 
 
 def _group(weights: torch.Tensor) -> torch.Tensor:

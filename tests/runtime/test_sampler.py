@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from girih.runtime import sampler
+from girih.runtime import sampler, sampling_filters
 from girih.runtime.executor import NewRequest
 from girih.runtime.sampler import GREEDY, argmax, sample, score_tokens, uniform_noise
 from girih.runtime.sampling_params import SamplingParams
@@ -261,15 +261,44 @@ def test_tokens_with_equal_logits_at_a_limit_are_kept_together():
         assert [p > 0 for p in kept] == [True, True, True, True, False]
 
 
-def test_top_p_looks_past_its_first_candidates():
-    weights = torch.arange(6000, dtype=torch.float32).mul(-1e-3).exp()[torch.randperm(6000)]
-    ordered = weights.double().sort(descending=True).values.cumsum(0)
-    shares = [0.01, 0.3, 0.8, 0.95, 0.9999, 1.0]  # found among 128, 2048 and all candidates
-    kept = sampler._keep_top_p(weights.repeat(6, 1), torch.tensor(shares, dtype=torch.float32))
-    for row, share in zip(kept, shares, strict=True):
-        needed = 1 + sum(ordered < share * ordered[-1]).item()
-        assert abs(row.count_nonzero().item() - min(needed, 6000)) <= 1  # float32 share
-        assert row.max() == 1.0
+def filter_weights(size=6000):
+    """Rows of a flat, a steep and a coarse (many ties) distribution, largest weight 1."""
+    steps = torch.arange(size, dtype=torch.float32)
+    rows = torch.stack([steps * -1e-3, steps * -0.05, (steps // 500) * -0.5]).exp()
+    return rows[:, torch.randperm(size, generator=torch.Generator().manual_seed(1))]
+
+
+@pytest.mark.parametrize("share", [1e-9, 0.01, 0.3, 0.8, 0.95, 0.9999])
+def test_top_p_limit_is_that_of_a_sort(share):
+    weights = filter_weights()
+    kept = weights.clone()
+    sampling_filters.keep_top_p(kept, torch.full((3,), share), weights.double().sum(1))
+    for row, before in zip(kept, weights, strict=True):
+        ordered = before.double().sort(descending=True).values
+        target = np.float64(np.float32(share)) * ordered.sum()
+        num_needed = int((ordered.cumsum(0) - ordered < target).sum())
+        limit = ordered[num_needed - 1]
+        assert torch.equal(row > 0, before.double() >= limit)
+
+
+@pytest.mark.parametrize("k", [1, 2, 46, 47, 500, 5999, 6000])
+def test_top_k_limit_is_that_of_a_sort(k):
+    weights = filter_weights()
+    weights[1, weights[1] < 1e-20] = 0.0  # fewer than k may be left by a filter before
+    kept = weights.clone()
+    sampling_filters.keep_top_k(kept, torch.tensor([k, k, k]))
+    for row, before in zip(kept, weights, strict=True):
+        limit = before.sort(descending=True).values[k - 1]
+        assert torch.equal(row, torch.where(before >= limit, before, 0.0))
+
+
+def test_filters_leave_rows_without_a_limit_alone():
+    weights = filter_weights(300)
+    kept = weights.clone()
+    sampling_filters.keep_top_k(kept, torch.tensor([300, 300, 5]))
+    sampling_filters.keep_top_p(kept, torch.tensor([1.0, 0.5, 1.0]), kept.double().sum(1))
+    assert torch.equal(kept[0], weights[0])
+    assert 0 < kept[1].count_nonzero() < 300
 
 
 # ---- greedy, shapes ----
