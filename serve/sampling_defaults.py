@@ -56,7 +56,7 @@ class SamplingDefaults:
             RequestError: a value is not allowed.
         """
         given = {name: value for name, value in fields.items() if value is not None}
-        given.setdefault("max_tokens", self.max_tokens or max_tokens)
+        given.setdefault("max_tokens", max_tokens if self.max_tokens is None else self.max_tokens)
         return SamplingParams(**{**self.values, **given})
 
 

@@ -12,6 +12,7 @@ from girih.serve.commands import Options
 from girih.serve.config import SamplingConfig
 from girih.serve.progress import ProgressDisplay
 from girih.serve.prompts import Prompt
+from girih.serve.sampling_defaults import SamplingDefaults, read_generation_config
 
 
 def run(words: list[str], options: Options) -> int:
@@ -20,8 +21,8 @@ def run(words: list[str], options: Options) -> int:
     texts = _texts(config)
     engine_config = to_engine_config(config)
     sampling = to_record(SamplingConfig, config["sampling"])
+    SamplingDefaults(server=sampling).build({}, None)  # a wrong value is told before the long work
     from girih.serve.llm import LLM
-    from girih.serve.sampling_defaults import SamplingDefaults, read_generation_config
 
     with ProgressDisplay(options.quiet) as progress:
         llm = LLM.from_config(engine_config, progress)

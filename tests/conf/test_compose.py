@@ -1,0 +1,149 @@
+import dataclasses
+import itertools
+
+import pytest
+
+from girih.conf import schema
+from girih.conf.compose import compose_config, to_engine_config, to_record
+from girih.conf.files import default_settings, group_options, load_opt_level, read_option
+from girih.kernels.errors import ConfigError
+from girih.passes.options import PassesConfig
+from girih.runtime.config import EngineConfig
+from girih.serve.config import SamplingConfig, ServeConfig
+
+
+@pytest.mark.parametrize("verb", schema.VERBS)
+def test_reading_without_hydra_gives_what_hydra_composes(verb):
+    assert default_settings(verb) == compose_config(verb, [])
+
+
+def test_defaults_are_the_records_own():
+    config = to_engine_config(compose_config("serve", []))
+    own = EngineConfig()
+    assert dataclasses.replace(config, opt=own.opt) == own
+    assert to_record(ServeConfig, compose_config("serve", [])["serve"]) == ServeConfig()
+    assert to_record(SamplingConfig, compose_config("serve", [])["sampling"]) == SamplingConfig()
+
+
+def test_every_group_option_composes():
+    for group in schema.GROUPS:
+        verb = next(v for v in ("serve", "bench") if group in schema.VERBS[v].sections)
+        for option in group_options(group):
+            if option != "custom":
+                assert compose_config(verb, [f"{group}={option}"])
+
+
+def test_levels_grow_strictly():
+    def switched_on(level):
+        passes = load_opt_level(level).passes
+        return {f.name for f in dataclasses.fields(passes) if getattr(passes, f.name).enabled}
+
+    levels = group_options("opt")
+    assert levels == sorted(levels)
+    for lower, higher in itertools.pairwise(levels):
+        assert switched_on(lower) <= switched_on(higher)
+        assert load_opt_level(lower) != load_opt_level(higher)
+        assert read_option("opt", higher)["level"] == higher
+    assert not load_opt_level("O0").compile
+    assert load_opt_level("O2").compile
+
+
+def test_every_pass_is_a_switch():
+    for field in dataclasses.fields(PassesConfig):
+        word = f"opt.passes.{field.name}.enabled"
+        on = to_engine_config(compose_config("explain", ["opt=O0", f"{word}=true"]))
+        off = to_engine_config(compose_config("explain", ["opt=O2", f"{word}=false"]))
+        assert getattr(on.opt.passes, field.name).enabled
+        assert not getattr(off.opt.passes, field.name).enabled
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a, b = ${c} '\"\n", "[1, 2]", "{x}", "null and void", "x=y", "ünï 😀 你好", "\\", "#!"],
+)
+def test_prompts_are_taken_literally(text):
+    assert compose_config("generate", [f"prompt={text}"])["prompt"] == text
+
+
+def test_lists_and_null():
+    config = compose_config("generate", ["prompts=[a,'b, c']", "stop=###", "seed=null"])
+    assert config["prompts"] == ["a", "b, c"]
+    assert config["sampling"]["stop"] == ["###"]
+    assert config["sampling"]["seed"] is None
+    two = compose_config("generate", ["stop=['a','b']", "bundle=null"])
+    assert two["sampling"]["stop"] == ["a", "b"]
+    assert two["compile"]["bundle"] is None
+
+
+def test_short_names_reach_their_keys():
+    for name, key in schema.ALIASES.items():
+        verbs = [verb for verb in schema.VERBS if key in schema.leaf_types(verb)]
+        assert verbs, f"{name} stands for {key}, which no verb has"
+    config = compose_config("serve", ["port=81", "bundle=/b c/d", "max_model_len=99"])
+    assert config["serve"]["port"] == 81
+    assert config["compile"]["bundle"] == "/b c/d"
+    assert config["model"]["max_model_len"] == 99
+
+
+@pytest.mark.parametrize("source", ["./some dir/x", "/a/b.gguf", "b.gguf", "org/name", "gpt2"])
+def test_a_model_may_be_any_source(source):
+    config = to_engine_config(compose_config("generate", [f"model={source}", "dtype=float32"]))
+    assert config.model.source == source
+    assert config.model.dtype == "float32"
+
+
+def test_a_model_may_be_a_directory_here(tmp_path, monkeypatch):
+    (tmp_path / "smolm2").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert compose_config("fetch", ["model=smolm2"])["model"]["source"] == "smolm2"
+
+
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [
+        ("scheduler.max_num_seq=3", "did you mean 'scheduler.max_num_seqs'"),
+        ("schedular.x=1", "did you mean 'scheduler"),
+        ("opt.passes.pack_linear.enabled=true", "did you mean 'opt.passes.pack_linears.enabled'"),
+        ("max_token=3", "did you mean 'max_tokens'"),
+        ("promt=x", "did you mean 'prompt'"),
+        ("zzz=1", "unknown key 'zzz'"),
+        ("port=1", "unknown key 'port'"),
+        ("opt=O9", "Allowed: O0"),
+        ("model=smolm2", "did you mean 'smollm2'"),
+        ("model=", "unknown option"),
+        ("sampling=greddy", "did you mean 'greedy'"),
+        ("max_tokens=many", "sampling.max_tokens: 'many' is not an integer"),
+        ("max_tokens=1.5", "not an integer"),
+        ("temperature=warm", "not a number"),
+        ("chat=maybe", "not true or false"),
+        ("prompts=[a", "cannot read"),
+        ("prompts=[${nothing}]", "nothing"),
+        ("word", "not a setting"),
+        ("+x=1", "unknown key"),
+        ("~opt", "not a setting"),
+    ],
+)
+def test_mistakes_are_explained(word, words):
+    with pytest.raises(ConfigError) as caught:
+        compose_config("generate", [word])
+    assert words in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_values_outside_their_range_are_config_errors():
+    for word in ("scheduler.max_num_seqs=0", "dtype=float99", "cache.block_size=5"):
+        with pytest.raises(ConfigError):
+            to_engine_config(compose_config("generate", [word]))
+
+
+def test_every_key_has_a_description():
+    for record in (*schema.SECTIONS.values(), schema.GenerateKeys):
+        notes = schema.describe(record)
+        missing = {field.name for field in dataclasses.fields(record)} - set(notes)
+        assert missing <= {"dump"}, f"{record.__name__} does not describe {missing}"
+
+
+def test_composing_writes_no_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    compose_config("serve", [])
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,145 @@
+"""Readers and the engine thread, without HTTP."""
+
+import asyncio
+
+import pytest
+import support_tokenizer
+from support_core import make_request
+from support_serving import fake_handle
+
+from girih.kernels.errors import EngineError, RequestError
+from girih.serve.async_engine import AsyncEngine
+
+TOKENIZER = support_tokenizer.byte_level()
+
+
+def run(scenario, **options):
+    """Run `scenario(engine, core)` on a loop with an engine thread; checks blocks at the end."""
+    handle = fake_handle(TOKENIZER, **options)
+
+    async def main():
+        engine = AsyncEngine(handle.core, TOKENIZER)
+        try:
+            return await scenario(engine, handle.core)
+        finally:
+            engine.close()
+            handle.core.check_integrity()
+
+    return asyncio.run(main())
+
+
+async def read(stream):
+    return [delta async for delta in stream]
+
+
+def test_a_slow_reader_holds_one_delta_and_blocks_nobody():
+    async def scenario(engine, core):
+        slow = await engine.submit(make_request("slow", max_tokens=60))
+        fast = await engine.submit(make_request("fast", max_tokens=60))
+        await read(fast)
+        while core.has_work():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        return await read(slow)
+
+    (only,) = run(scenario)
+    assert len(only.token_ids) == 60
+    assert only.finish_reason == "length"
+
+
+def test_a_stop_string_ends_a_request_whose_reader_sleeps():
+    async def scenario(engine, core):
+        whole = await read(await engine.submit(make_request("a", max_tokens=80)))
+        text = "".join(delta.text for delta in whole)
+        stream = await engine.submit(make_request("a", max_tokens=80, stop=(text[6:9],)))
+        while not stream.processor.finished:
+            await asyncio.sleep(0.005)
+        while core.has_work():
+            await asyncio.sleep(0.005)
+        return text, core.stats().finished, await read(stream)
+
+    text, finished, deltas = run(scenario, step_seconds=0.002)
+    assert finished["abort"] == 1
+    assert "".join(delta.text for delta in deltas) == text[: text.index(text[6:9])]
+
+
+def test_closing_a_stream_aborts_and_its_id_is_free_again():
+    async def scenario(engine, core):
+        stream = await engine.submit(make_request("a", max_tokens=200))
+        with pytest.raises(RequestError, match="unfinished"):
+            await engine.submit(make_request("a"))
+        stream.close()
+        stream.close()
+        while core.has_work():
+            await asyncio.sleep(0.005)
+        assert engine.num_requests == 0
+        return await read(await engine.submit(make_request("a", max_tokens=2)))
+
+    assert run(scenario, step_seconds=0.005)[-1].finish_reason == "length"
+
+
+def test_a_submitter_that_is_cancelled_leaves_nothing():
+    async def scenario(engine, core):
+        running = await engine.submit(make_request("first", max_tokens=3))
+        task = asyncio.create_task(engine.submit(make_request("a", max_tokens=200)))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await read(running)
+        while core.has_work():
+            await asyncio.sleep(0.005)
+        return engine.num_requests
+
+    assert run(scenario, step_seconds=0.05) == 0
+
+
+def test_what_the_core_refuses_is_raised_to_the_submitter():
+    async def scenario(engine, core):
+        with pytest.raises(RequestError, match="prompt"):
+            await engine.submit(make_request("long", 300))
+        return engine.num_requests
+
+    assert run(scenario) == 0
+
+
+def test_death_reaches_readers_and_later_submitters():
+    async def scenario(engine, core):
+        requests = [make_request(str(i), max_tokens=50) for i in range(3)]
+        streams = await asyncio.gather(*(engine.submit(request) for request in requests))
+        results = await asyncio.gather(*(read(stream) for stream in streams))
+        while engine.health(10).alive:
+            await asyncio.sleep(0.005)
+        with pytest.raises(EngineError, match="died"):
+            await engine.submit(make_request("late"))
+        return results
+
+    for deltas in run(scenario, fail_at={6: EngineError("device lost")}, step_seconds=0.02):
+        assert deltas[-1].finish_reason == "error"
+        assert "device lost" in deltas[-1].error
+
+
+def test_an_error_that_escapes_the_core_reaches_readers():
+    async def scenario(engine, core):
+        stream = await engine.submit(make_request("a", max_tokens=50))
+        return await read(stream)
+
+    deltas = run(scenario, fail_at={2: KeyboardInterrupt()})
+    assert deltas[-1].finish_reason == "error"
+
+
+def test_an_idle_thread_sleeps():
+    async def scenario(engine, core):
+        await read(await engine.submit(make_request("a", max_tokens=2)))
+        calls = 0
+        has_work = core.has_work
+
+        def counting():
+            nonlocal calls
+            calls += 1
+            return has_work()
+
+        core.has_work = counting
+        await asyncio.sleep(0.2)
+        return calls
+
+    assert run(scenario) <= 2
