@@ -89,6 +89,28 @@ def test_abort_with_a_plan_in_flight_drops_its_result_and_spares_a_namesake(new_
     assert collected["a"].tokens + rest == fake_generate(namesake, 1000, 256)
 
 
+def test_preempted_with_a_plan_in_flight_samples_its_token_again(new_core):
+    core = new_core(num_blocks=4, enable_prefix_caching=False)  # 3 usable blocks of 16
+    requests = [make_request(name, 15, max_tokens=20, ignore_eos=True) for name in "ab"]
+    for request in requests:
+        core.add_request(request)
+    in_flight, collected = [], {}
+    for _ in range(200):
+        plan = core.scheduler.schedule()
+        if plan is not None:
+            in_flight.append(plan)
+        if in_flight and (plan is None or len(in_flight) == 3):
+            collect(collected, core.scheduler.update(core.runner.execute(in_flight.pop(0))))
+        core.check_integrity()
+        if not core.has_work():
+            break
+    assert core.stats().num_preemptions > 0
+    for plan in in_flight:
+        assert core.scheduler.update(core.runner.execute(plan)) == []
+    for request in requests:
+        assert collected[request.request_id].tokens == fake_generate(request, 1000, 256)
+
+
 def test_a_failing_step_ends_its_requests_and_the_core_goes_on(new_core, caplog):
     caplog.set_level(logging.CRITICAL)
     runner = FakeRunner(16, fail_at={1: RuntimeError("tile 3 broke")})

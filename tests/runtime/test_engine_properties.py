@@ -29,7 +29,7 @@ class Traffic(RuleBasedStateMachine):
     """What both machines share: requests come, are aborted, the prefix cache is reset."""
 
     @initialize(
-        num_blocks=st.integers(8, 20),
+        num_blocks=st.integers(7, 14),
         policy=st.sampled_from(["fcfs", "priority"]),
         chunked=st.booleans(),
         budget=st.sampled_from([96, 100, 128]),
@@ -267,7 +267,7 @@ class PlansInFlightMachine(Traffic):
 
 
 _SETTINGS = settings(
-    max_examples=60,
+    max_examples=150,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
