@@ -69,7 +69,7 @@ def typical_seconds(call: Callable[[], object], budget: float) -> float:
     return min(samples) if BEST else statistics.median(samples)
 
 
-def bench_linear(
+def bench_linear(  # noqa: PLR0913 (a line of the table)
     name: str, n: int, k: int, tokens: int, dtype: torch.dtype, peaks: Peaks, budget: float
 ) -> str:
     """Return a line on one packed linear at one number of tokens."""
@@ -143,11 +143,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="time per case")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--tokens", type=int, nargs="*", default=[1, 8, 32, 128, 512, 1024])
+    parser.add_argument("--threads", type=int, default=0, help="0 takes torch's default")
     parser.add_argument("--best", action="store_true", help="fastest repeat, not the median")
     parser.add_argument("--only", choices=("linear", "attention"))
     options = parser.parse_args()
     global BEST
     BEST = options.best
+    if options.threads:
+        torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as scratch:
         path = options.library
         if path is None:

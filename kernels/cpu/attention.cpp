@@ -112,11 +112,11 @@ class Attention {
     rows_.clear(state, sums, rows_.count(item));
     int base = (item.begin / kSpanSlots + span) * kSpanSlots;
     int stop = std::min(item.end, base + kSpanSlots);
-    const int32_t* table = a_.block_table + item.request * a_.table_stride;
+    Context<T> context{a_, a_.block_table + item.request * a_.table_stride, item.head};
     int start = std::max(item.begin, base) / kTileSlots * kTileSlots;
     for (int tile = start; tile < stop; tile += kTileSlots) {
-      widen_tile<T>(a_, table, item.head, tile, std::max(0, item.begin - tile),
-                    std::min(kTileSlots, stop - tile), w.keys, w.values, rows_.value_stride());
+      widen_tile(context, tile, std::max(0, item.begin - tile), std::min(kTileSlots, stop - tile),
+                 w.keys, w.values);
       rows_.add_tile(item, tile, state, sums, w);
     }
   }

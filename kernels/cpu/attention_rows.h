@@ -52,7 +52,7 @@ struct Workspace {
 class Rows {
  public:
   explicit Rows(const AttentionArgs& args)
-      : a_(args), group_(args.heads / args.kv_heads), wide_v_(round_up(args.dim_v, kLanes)) {}
+      : a_(args), group_(args.heads / args.kv_heads), wide_v_(round_up(args.dim_v, kPanel)) {}
 
   int group() const { return group_; }
   int value_stride() const { return wide_v_; }
@@ -96,7 +96,7 @@ class Rows {
   const AttentionArgs& a_;
   const int group_, wide_v_;
 
-  static int aligned(int column) { return column / (2 * kLanes) * (2 * kLanes); }
+  static int aligned(int column) { return column / kPanel * kPanel; }
 
   // Slots [first, second) of the tile that a row of the item sees.
   std::pair<int, int> visible(const Item& item, int tile, int row) const {
@@ -108,16 +108,19 @@ class Rows {
   }
 
   void score(int row, int height, int begin, int end, Workspace& w) const {
-    MultiplyFn multiply = multiply_kernel(height, 2);
-    for (int c = aligned(begin); c < end; c += 2 * kLanes)
-      multiply(w.queries + (size_t)row * a_.dim, a_.dim, w.keys + c, kTileSlots, a_.dim,
-               w.scores + c, kTileSlots, false);
+    MultiplyFn multiply = multiply_kernel(height);
+    const float* queries = w.queries + (size_t)row * a_.dim;
+    for (int c = aligned(begin); c < end; c += kPanel) {
+      const float* panel = w.keys + (long)c * a_.dim;
+      multiply(queries, a_.dim, panel, kPanel, a_.dim, w.scores + c, kTileSlots, false,
+               {(const char*)panel, 0});
+    }
   }
 
   // Scores to softmax weights; what the rows summed before is brought to the new scale.
   void weigh(const Item& item, int tile, int row, int height, int begin, int end, RowState* state,
              float* sums, Workspace& w) const {
-    int skipped = aligned(begin), columns = round_up(end, 2 * kLanes) - skipped;
+    int skipped = aligned(begin), columns = round_up(end, kPanel) - skipped;
     for (int m = 0; m < height; ++m) {
       auto [from, to] = visible(item, tile, row + m);
       float factor = softmax_row(w.scores + m * kTileSlots + skipped, columns, from - skipped,
@@ -129,11 +132,11 @@ class Rows {
   }
 
   void add_values(int row, int height, int begin, int end, float* sums, Workspace& w) const {
-    for (int d = 0; d < wide_v_; d += 2 * kLanes) {
-      int vectors = std::min(2, (wide_v_ - d) / kLanes);
-      multiply_kernel(height, vectors)(w.scores + begin, kTileSlots,
-                                       w.values + (long)begin * wide_v_ + d, wide_v_, end - begin,
-                                       sums + (size_t)row * wide_v_ + d, wide_v_, true);
+    MultiplyFn multiply = multiply_kernel(height);
+    for (int d = 0; d < wide_v_; d += kPanel) {
+      const float* panel = w.values + (long)d * kTileSlots + begin * kPanel;
+      multiply(w.scores + begin, kTileSlots, panel, kPanel, end - begin,
+               sums + (size_t)row * wide_v_ + d, wide_v_, true, {(const char*)panel, 0});
     }
   }
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels.h"
 #include "lanes.h"
@@ -28,71 +29,101 @@ inline void write_slot(const AttentionArgs& a, int head, int64_t slot, const T* 
   }
 }
 
-// `count` slots (rounded up to 16) of a block's keys, from `offset` on, to keys[d][slot].
+// Dimensions 2i and 2i+1 of kLanes neighbouring slots; `keys` points at the first slot's element 0.
+GIRIH_INLINE void load_key_pair(const bf16* keys, int d, int size, vf& even, vf& odd) {
+  load_pairs(keys + (long)d * size, even, odd);
+}
 template <class T>
-inline void widen_keys(float* keys, const T* block, int dim, int size, int offset, int count) {
-  if constexpr (std::is_same_v<T, bf16>) {
-    for (int d = 0; d < dim; d += 2) {
-      const bf16* from = block + (long)d * size + 2 * offset;
-      float* to = keys + d * kTileSlots;
-      for (int s = 0; s < count; s += kLanes) {
-        vf even, odd;
-        load_pairs(from + 2 * s, even, odd);
-        store(to + s, even);
-        store(to + kTileSlots + s, odd);
-      }
+GIRIH_INLINE void load_key_pair(const T* keys, int d, int size, vf& even, vf& odd) {
+  even = load(keys + (long)d * size);
+  odd = load(keys + (long)(d + 1) * size);
+}
+
+// Dimensions d … d + kLanes - 1 of slots s and s+1 (s even) of a block's values.
+GIRIH_INLINE void load_value_pair(const bf16* block, int s, int d, int dim, vf& even, vf& odd) {
+  load_pairs(block + (long)s * dim + 2 * d, even, odd);
+}
+template <class T>
+GIRIH_INLINE void load_value_pair(const T* block, int s, int d, int dim, vf& even, vf& odd) {
+  even = load(block + (long)s * dim + d);
+  odd = load(block + (long)(s + 1) * dim + d);
+}
+
+// The block that holds a context position, for one kv head.
+template <class T>
+struct Context {
+  const AttentionArgs& a;
+  const int32_t* table;
+  int head;
+
+  long block(int position) const {
+    return (long)table[position / a.block_size] * a.kv_heads + head;
+  }
+  // Slots of the position's block, then dimension 0 of the position itself.
+  const T* keys(int position) const {
+    constexpr int kPair = std::is_same_v<T, bf16> ? 2 : 1;
+    return (const T*)a.key_cache + block(position) * a.dim * a.block_size +
+           kPair * (position % a.block_size);
+  }
+  const T* values(int position) const {
+    return (const T*)a.value_cache + block(position) * a.dim_v * a.block_size;
+  }
+};
+
+// Widened tiles are cut in panels two vectors wide, so that products read them in order:
+//   keys [slots / kPanel][dim][kPanel]      values [dim_v / kPanel][slots][kPanel]
+constexpr int kPanel = 2 * kLanes;
+
+// Keys of 16 slots from context position `position` (a multiple of 16) to tile slots `slot`….
+template <class T>
+inline void widen_keys(const Context<T>& context, int position, int slot, float* keys) {
+  const T* from = context.keys(position);
+  for (int s = 0; s < 16; s += kLanes) {
+    float* to = keys + (slot + s) / kPanel * kPanel * context.a.dim + (slot + s) % kPanel;
+    for (int d = 0; d < context.a.dim; d += 2) {
+      vf even, odd;
+      load_key_pair(from + (std::is_same_v<T, bf16> ? 2 * s : s), d, context.a.block_size, even,
+                    odd);
+      store(to + d * kPanel, even);
+      store(to + (d + 1) * kPanel, odd);
     }
-  } else {
-    for (int d = 0; d < dim; ++d)
-      for (int s = 0; s < count; s += kLanes)
-        store(keys + d * kTileSlots + s, load(block + (long)d * size + offset + s));
   }
 }
 
-// Slots [offset, offset + count) of a block's values to values[slot][stride]; offset is even.
+// Values of 16 slots, likewise. Slots that nobody wrote may come out as anything.
 template <class T>
-inline void widen_values(float* values, int stride, const T* block, int dim, int offset,
-                         int count) {
-  if constexpr (std::is_same_v<T, bf16>) {
-    for (int s = 0; s < count; s += 2) {
-      const bf16* from = block + (long)(offset + s) * dim;
-      float* to = values + s * stride;
-      for (int d = 0; d < dim; d += kLanes) {
-        vf even, odd;
-        if (d + kLanes <= dim) {
-          load_pairs(from + 2 * d, even, odd);
-        } else {
-          bf16 rest[2 * kLanes] = {};
-          std::memcpy(rest, from + 2 * d, 4 * (dim - d));
-          load_pairs(rest, even, odd);
-        }
-        store(to + d, even);
-        store(to + stride + d, odd);
+inline void widen_values(const Context<T>& context, int position, int slot, float* values) {
+  const int dim = context.a.dim_v;
+  const T* block = context.values(position);
+  const int first = position % context.a.block_size;
+  for (int d = 0; d < dim; d += kLanes) {
+    float* to = values + d / kPanel * kPanel * kTileSlots + d % kPanel + slot * kPanel;
+    for (int s = 0; s < 16; s += 2, to += 2 * kPanel) {
+      vf even, odd;
+      if (d + kLanes <= dim) {
+        load_value_pair(block, first + s, d, dim, even, odd);
+      } else if constexpr (std::is_same_v<T, bf16>) {
+        bf16 rest[2 * kLanes] = {};
+        std::memcpy(rest, block + (long)(first + s) * dim + 2 * d, 4 * (dim - d));
+        load_pairs(rest, even, odd);
+      } else {
+        even = load_some(block + (long)(first + s) * dim + d, dim - d);
+        odd = load_some(block + (long)(first + s + 1) * dim + d, dim - d);
       }
+      store(to, even);
+      store(to + kPanel, odd);
     }
-  } else {
-    for (int s = 0; s < count; ++s)
-      widen(values + s * stride, block + (long)(offset + s) * dim, dim);
   }
 }
 
-// The part of a request's context that one tile covers, widened to float32.
-//
-// Only slots [begin, end) of the tile are read (relative to its start `first`); the block table is
-// read for their blocks only. Keys and values of slots outside are left as they were.
+// Slots [begin, end) of the tile that starts at context position `first`, widened to float32; whole
+// groups of 16 slots are read, all in blocks that hold a slot of the range.
 template <class T>
-inline void widen_tile(const AttentionArgs& a, const int32_t* table, int head, int first, int begin,
-                       int end, float* keys, float* values, int value_stride) {
-  const int size = a.block_size;
-  for (int s = begin / 16 * 16; s < end;) {
-    int position = first + s;
-    int offset = position % size;
-    int count = std::min(end - s, size - offset);
-    long block = (long)table[position / size] * a.kv_heads + head;
-    widen_keys(keys + s, (const T*)a.key_cache + block * a.dim * size, a.dim, size, offset, count);
-    widen_values(values + s * value_stride, value_stride,
-                 (const T*)a.value_cache + block * a.dim_v * size, a.dim_v, offset, count);
-    s += count;
+inline void widen_tile(const Context<T>& context, int first, int begin, int end, float* keys,
+                       float* values) {
+  for (int s = begin / 16 * 16; s < end; s += 16) {
+    widen_keys(context, first + s, s, keys);
+    widen_values(context, first + s, s, values);
   }
 }
 

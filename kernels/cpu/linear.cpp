@@ -34,9 +34,11 @@ struct PlainWeights {
   static constexpr int kStep = 1;
   template <int M, int P>
   GIRIH_INLINE static void stream(Tile<M, 2 * P>& tile, const float* a, long a_stride, const T* b,
-                                  long panel_stride, int k) {
+                                  long panel_stride, int k, Ahead ahead) {
 #pragma GCC unroll 2
     for (int i = 0; i < k; ++i) {
+      __builtin_prefetch(ahead.from);
+      ahead.from += ahead.step;
       vf column[2 * P];
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {
@@ -61,13 +63,14 @@ struct Weights<bf16> {
   static constexpr int kStep = 2;  // k comes in pairs; x is zero beyond an odd k
   template <int M, int P>
   GIRIH_INLINE static void stream(Tile<M, 2 * P>& tile, const float* a, long a_stride,
-                                  const bf16* b, long panel_stride, int k) {
+                                  const bf16* b, long panel_stride, int k, Ahead ahead) {
     for (int i = 0; i < k; i += 2) {
+      __builtin_prefetch(ahead.from);
+      ahead.from += 2 * ahead.step;
       vf even[2 * P], odd[2 * P];
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {
         const bf16* pair = b + p * panel_stride + (long)i * kWidth;
-        __builtin_prefetch(pair + 1024);
         load_pairs(pair, even[2 * p], odd[2 * p]);
         load_pairs(pair + kWidth, even[2 * p + 1], odd[2 * p + 1]);
       }
@@ -117,41 +120,53 @@ struct Call {
     }
   }
 
+  // Where pass `i` of `passes` over panel p prefetches: its share of what comes after the panel,
+  // spread over the steps of k.
+  Ahead next_panel(int p, int i, int passes) const {
+    const char* next = (const char*)panel(std::min(p, last_panel()));
+    long bytes = (long)depth * kWidth * sizeof(T);
+    return {next + bytes * i / passes, (long)(kWidth * sizeof(T)) / passes};
+  }
+  int last_panel() const { return (args.n - 1) / kWidth; }
+
   template <int M, int P>
-  __attribute__((noinline)) void stream_panels(int row, int p) const {
+  __attribute__((noinline)) void stream_panels(int row, int p, Ahead ahead) const {
     Tile<M, 2 * P> tile;
     tile.clear();
     Weights<T>::template stream<M, P>(tile, x + row * x_stride, x_stride, panel(p),
-                                      (long)depth * kWidth, depth);
+                                      (long)depth * kWidth, depth, ahead);
     alignas(64) float sums[M * P * kWidth];
     tile.write(sums, P * kWidth);
     for (int i = 0; i < P; ++i) finish(sums + i * kWidth, P * kWidth, row, M, p + i);
   }
 
-  // Several panels at once while few rows leave registers free: more independent sums.
+  // One pass over panels [begin, end); several at once while few rows leave registers free.
   template <int M>
-  void stream_rows(int row, int begin, int end) const {
+  void stream_rows(int row, int begin, int end, int pass, int passes) const {
     constexpr int P = std::max(1, std::min(4, kMaxRows / M));
     int p = begin;
-    for (; p + P <= end; p += P) stream_panels<M, P>(row, p);
-    for (; p < end; ++p) stream_panels<M, 1>(row, p);
+    for (; p + P <= end; p += P)
+      stream_panels<M, P>(row, p, next_panel(p + P, pass, passes));
+    for (; p < end; ++p) stream_panels<M, 1>(row, p, next_panel(p + 1, pass, passes));
   }
 
-  using StreamFn = void (*)(const Call&, int row, int begin, int end);
+  using StreamFn = void (*)(const Call&, int row, int begin, int end, int pass, int passes);
   template <int... I>
   static constexpr std::array<StreamFn, kMaxRows> stream_kernels(std::integer_sequence<int, I...>) {
-    return {+[](const Call& c, int row, int begin, int end) {
-      c.template stream_rows<I + 1>(row, begin, end);
+    return {+[](const Call& c, int row, int begin, int end, int pass, int passes) {
+      c.template stream_rows<I + 1>(row, begin, end, pass, passes);
     }...};
   }
 
   void stream(int begin, int end) const {
     static constexpr auto kStream = stream_kernels(std::make_integer_sequence<int, kMaxRows>());
-    // A few panels at a time, so that later row tiles find them in L1.
-    int group = rows <= kMaxRows ? end - begin : 1;
+    int passes = (rows + kMaxRows - 1) / kMaxRows;
+    // One panel at a time when it is passed over several times: it stays in L1.
+    int group = passes == 1 ? end - begin : 1;
     for (int p = begin; p < end; p += group) {
+      int pass = 0;
       for_row_tiles(rows, [&](int row, int height) {
-        kStream[height - 1](*this, row, p, std::min(end, p + group));
+        kStream[height - 1](*this, row, p, std::min(end, p + group), pass++, passes);
       });
     }
   }
@@ -167,10 +182,13 @@ struct Call {
         Weights<T>::widen_panel(wide, panel(p) + (long)k * kWidth, part);
         b = wide;
       }
+      int passes = (last - first + kMaxRows - 1) / kMaxRows, pass = 0;
       for_row_tiles(last - first, [&](int row, int height) {
         float* partial = sums + (long)row * kWidth;
-        multiply_kernel(height, 2)(x + (first + row) * x_stride + k, x_stride, b, kWidth, part,
-                                   partial, kWidth, k > 0);
+        Ahead ahead = next_panel(p + 1, pass++, passes);
+        ahead.from += (long)k * ahead.step;
+        multiply_kernel(height)(x + (first + row) * x_stride + k, x_stride, b, kWidth, part, partial,
+                                kWidth, k > 0, ahead);
         if (k + part == depth) finish(partial, kWidth, first + row, height, p);
       });
     }

@@ -42,16 +42,24 @@ GIRIH_INLINE vf tanh_lanes(vf x) {
   return x < 0.0f ? -t : t;
 }
 
+// Reduces a vector to its first lane by halves: fold(v, the lanes `Step` further).
+template <int Step, class Fold>
+GIRIH_INLINE vf fold_lanes(vf v, const Fold& fold) {
+  if constexpr (Step == 0) {
+    return v;
+  } else {
+    vi index;
+    for (int i = 0; i < kLanes; ++i) index[i] = (i + Step) % kLanes;
+    return fold_lanes<Step / 2>(fold(v, __builtin_shuffle(v, index)), fold);
+  }
+}
+
 GIRIH_INLINE float largest(vf v) {
-  float best = v[0];
-  for (int i = 1; i < kLanes; ++i) best = v[i] > best ? v[i] : best;
-  return best;
+  return fold_lanes<kLanes / 2>(v, [](vf a, vf b) { return a > b ? a : b; })[0];
 }
 
 GIRIH_INLINE float total(vf v) {
-  float sum = v[0];
-  for (int i = 1; i < kLanes; ++i) sum += v[i];
-  return sum;
+  return fold_lanes<kLanes / 2>(v, [](vf a, vf b) { return a + b; })[0];
 }
 
 // Softmax state of a row: largest score so far, sum of exp(score - largest).

@@ -8,6 +8,12 @@
 
 namespace girih {
 
+// Memory to prefetch during a product: `step` bytes further per step of k.
+struct Ahead {
+  const char* from;
+  long step;
+};
+
 template <int M, int NV>
 struct Tile {
   vf sum[M][NV];
@@ -33,11 +39,13 @@ struct Tile {
       for (int v = 0; v < NV; ++v) sum[m][v] += x * b[v];
     }
   }
-  // sum += a [M, depth] * b [depth, NV vectors], both float32.
+  // sum += a [M, depth] * b [depth, NV vectors], both float32. Meanwhile `ahead` comes closer.
   GIRIH_INLINE void accumulate(const float* a, long a_stride, const float* b, long b_stride,
-                               int depth) {
+                               int depth, Ahead ahead) {
 #pragma GCC unroll 4
     for (int k = 0; k < depth; ++k) {
+      __builtin_prefetch(ahead.from);
+      ahead.from += ahead.step;
       vf column[NV];
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) column[v] = load(b + k * b_stride + v * kLanes);
@@ -46,12 +54,12 @@ struct Tile {
   }
 };
 
-// c [M, NV vectors] = (or +=) a [M, depth] * b [depth, NV vectors], all float32.
+// c [M, 2 vectors] = (or +=) a [M, depth] * b [depth, 2 vectors], all float32.
 using MultiplyFn = void (*)(const float* a, long a_stride, const float* b, long b_stride, int depth,
-                            float* c, long c_stride, bool add);
+                            float* c, long c_stride, bool add, Ahead ahead);
 
-// The kernel for 1 … kMaxRows rows and 1 or 2 vectors (compiled once, in tile.cpp).
-MultiplyFn multiply_kernel(int rows, int vectors);
+// The kernel for 1 … kMaxRows rows (compiled once, in tile.cpp).
+MultiplyFn multiply_kernel(int rows);
 
 // Splits `rows` into tiles of nearly equal height, at most kMaxRows: body(first, height).
 template <class Body>
