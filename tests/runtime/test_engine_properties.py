@@ -69,7 +69,8 @@ class Traffic(RuleBasedStateMachine):
         self.plans = 0
 
     @rule(
-        shared=st.integers(0, 2),
+        shared=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+        switch=st.sampled_from([0, 16, 32]),
         num_shared=st.integers(0, 64),
         own=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=8),
         max_tokens=st.one_of(st.none(), st.integers(1, 24)),
@@ -84,6 +85,7 @@ class Traffic(RuleBasedStateMachine):
     def arrive(
         self,
         shared,
+        switch,
         num_shared,
         own,
         max_tokens,
@@ -98,7 +100,7 @@ class Traffic(RuleBasedStateMachine):
         request_id = f"r{len(self.sources)}"
         source = make_request(
             request_id,
-            SHARED[shared][:num_shared] + own,
+            (SHARED[shared[0]][:switch] + SHARED[shared[1]][switch:])[:num_shared] + own,
             priority=priority,
             arrival_time=float(len(self.sources)),
             eos_token_ids=(eos,),

@@ -28,6 +28,17 @@ def test_longest_cached_prefix_is_reused_and_reported(new_core):
     assert done.outputs[0].num_cached_tokens == 32
 
 
+def test_an_equal_block_after_another_prefix_is_not_a_hit(new_core):
+    core = new_core()
+    first, other, second = PREFIX[:16], [7] * 16, PREFIX[16:32]
+    run_one(core, make_request("a", [*first, *second, 1]))
+    run_one(core, make_request("b", [*other, 1]))
+    request = make_request("c", [*other, *second, 1])
+    done = run_one(core, request)
+    assert done.outputs[0].num_cached_tokens == 16
+    assert done.tokens == fake_generate(request, 1000, 256)
+
+
 def test_a_fully_cached_prompt_still_computes_its_last_token(new_core):
     core = new_core()
     first = run_one(core, make_request("a", PREFIX))

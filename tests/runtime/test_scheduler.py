@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from support_fake_runner import fake_generate
 
 from girih.kernels.errors import EngineError, QueueFullError, RequestError
 from girih.runtime.executor import ModelRunnerOutput
+from girih.runtime.waiting_queue import FcfsQueue
 
 
 def plan_of(core):
@@ -136,6 +138,22 @@ def test_priority_victim_gives_back_what_this_step_had_planned_for_it(new_core):
     assert [update.request_id for update in plan.running] == ["best"]
     assert core.scheduler.requests["worst"].num_computed_tokens == 0
     assert core.scheduler.requests["worst"].blocks == []
+    run_to_end(core)
+
+
+def test_tokens_a_victim_gives_back_go_to_others_in_the_same_step(new_core):
+    core = new_core(num_blocks=5, policy="priority", enable_prefix_caching=False)
+    for name, priority, length in (("worst", 9, 16), ("best", 0, 16), ("good", 1, 2)):
+        request = make_request(name, length, priority=priority, arrival_time=-priority)
+        add(core, request)
+    core.scheduler.waiting = FcfsQueue()  # admit in this order, so that "worst" is planned first
+    for request in core.scheduler.requests.values():
+        core.scheduler.waiting.add(request)
+    assert list(plan_of(core).num_scheduled_tokens) == ["worst", "best", "good"]
+    core.scheduler.config = dataclasses.replace(core.scheduler.config, max_num_batched_tokens=2)
+    plan = plan_of(core)  # "worst" takes the last block, then "best" needs one
+    assert plan.preempted_ids == ("worst",)
+    assert plan.num_scheduled_tokens == {"best": 1, "good": 1}
     run_to_end(core)
 
 
