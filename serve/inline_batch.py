@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from girih.kernels.errors import EngineError
+from girih.runtime.engine import EngineCore
 from girih.runtime.request import EngineOutput, EngineRequest
 from girih.runtime.sampling_params import SamplingParams
 from girih.serve.output_processor import Delta, OutputProcessor
@@ -21,13 +22,33 @@ from girih.serve.tokenizer import Tokenizer
 class EngineHandle(Protocol):
     """What `girih.runtime.launch.build_engine` returns, as far as the front end looks."""
 
-    core: Any
-    model_path: Path
-    name: str
-    key: str
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
+    @property
+    def core(self) -> EngineCore:
+        """Takes requests and makes steps."""
+
+    @property
+    def model_path(self) -> Path:
+        """Directory with the tokenizer and generation_config.json."""
+
+    @property
+    def name(self) -> str:
+        """What to call the model."""
+
+    @property
+    def key(self) -> str:
+        """The bundle's key."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt + output, in tokens."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end an output."""
 
 
 @dataclass
@@ -112,7 +133,8 @@ class InlineBatch:
         completion.token_ids += delta.token_ids
         if delta.logprobs is not None:
             completion.logprobs = (completion.logprobs or []) + delta.logprobs
-            completion.cumulative_logprob = sum(entry.logprob for entry in completion.logprobs)
+            added = sum(record.logprob for record in delta.logprobs)
+            completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + added
         completion.finish_reason = delta.finish_reason
         completion.stop_reason = delta.stop_reason
         parent.prompt_logprobs = delta.prompt_logprobs or parent.prompt_logprobs

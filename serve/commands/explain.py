@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from girih.conf.compose import compose_config, to_engine_config
 from girih.serve.commands import Options
+from girih.serve.progress import ProgressDisplay
 
 
 def run(words: list[str], options: Options) -> int:
@@ -11,5 +12,7 @@ def run(words: list[str], options: Options) -> int:
     config = to_engine_config(compose_config("explain", words))
     from girih.runtime import launch
 
-    print(launch.explain(config))
+    with ProgressDisplay(options.quiet) as progress:
+        text = launch.explain(config, progress)
+    print(text)
     return 0

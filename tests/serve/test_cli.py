@@ -47,7 +47,7 @@ def engine(monkeypatch):
 
     fake = types.ModuleType("girih.runtime.launch")
     fake.build_engine = build_engine
-    fake.explain = lambda config: f"level {config.opt.level}\npieces=3 tiles=2"
+    fake.explain = lambda config, progress: f"level {config.opt.level}\npieces=3 tiles=2"
     fake.compile = lambda config, progress: f"bundle {config.compile.bundle}"
     monkeypatch.setitem(sys.modules, "girih.runtime.launch", fake)
     import girih.runtime
