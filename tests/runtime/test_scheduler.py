@@ -141,6 +141,18 @@ def test_priority_victim_gives_back_what_this_step_had_planned_for_it(new_core):
     run_to_end(core)
 
 
+def test_nobody_is_admitted_in_a_step_that_preempted(new_core):
+    core = new_core(num_blocks=5, policy="priority", enable_prefix_caching=False)
+    add(core, make_request("best", 16, priority=0), make_request("worst", 32, priority=9))
+    plan_of(core)
+    add(core, make_request("middle", 2, priority=5))
+    plan = plan_of(core)  # "best" takes the last block, "worst" gives its own up
+    assert plan.preempted_ids == ("worst",)
+    assert list(plan.num_scheduled_tokens) == ["best"]
+    assert list(plan_of(core).num_scheduled_tokens) == ["best", "middle"]
+    run_to_end(core)
+
+
 def test_tokens_a_victim_gives_back_go_to_others_in_the_same_step(new_core):
     core = new_core(num_blocks=5, policy="priority", enable_prefix_caching=False)
     for name, priority, length in (("worst", 9, 16), ("best", 0, 16), ("good", 1, 2)):
