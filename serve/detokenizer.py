@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 REPLACEMENT = "\ufffd"
 CONTEXT_TOKENS = 6
@@ -103,15 +102,9 @@ class WindowDecoder:
         text = self._decode(self._window)
         if not final and text.endswith(REPLACEMENT):
             return ""
-        self._window = self._window[self._context_start() :]
+        self._window = self._window[-CONTEXT_TOKENS:]
         self._num_shown = len(self._window)
         return text[len(shown) :]
-
-    def _context_start(self) -> int:
-        start = max(0, len(self._window) - CONTEXT_TOKENS)
-        while start > 0 and self._vocabulary.is_byte_token(self._window[start]):
-            start -= 1  # never cut a run of bytes
-        return start
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._vocabulary.decode(token_ids, self._skip_special)
@@ -133,7 +126,14 @@ class StopMatcher:
         self._stop = tuple(stop)
         self._include = include_in_output
         self._longest = max((len(text) for text in self._stop), default=0)
+        # Held text ends in a character that is inside a stop string, but not its last.
+        self._inner_characters = frozenset("".join(text[:-1] for text in self._stop))
         self._held = ""
+
+    @property
+    def has_stops(self) -> bool:
+        """Whether there is anything to find."""
+        return bool(self._stop)
 
     def push(self, delta: str, armed: bool) -> tuple[str, str | None]:
         """Add text; return (text that may be shown, the stop string that was completed or None).
@@ -171,6 +171,8 @@ class StopMatcher:
 
     def _num_to_hold(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string."""
+        if not text or text[-1] not in self._inner_characters:
+            return 0
         for size in range(min(self._longest - 1, len(text)), 0, -1):
             tail = text[-size:]
             if any(stop.startswith(tail) for stop in self._stop if len(stop) > size):
@@ -178,8 +180,7 @@ class StopMatcher:
         return 0
 
 
-@dataclass(frozen=True)
-class DetokenizedStep:
+class DetokenizedStep(NamedTuple):
     """What new tokens did to the text.
 
     Attributes:
@@ -222,6 +223,9 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int]) -> DetokenizedStep:
         """Add tokens; stop at the first completed stop string."""
+        if not self._matcher.has_stops:
+            text = "".join([self._decoder.push(token_id) for token_id in token_ids])
+            return DetokenizedStep(text, len(token_ids), None)
         shown = ""
         for count, token_id in enumerate(token_ids, start=1):
             self._num_tokens += 1

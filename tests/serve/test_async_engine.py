@@ -73,6 +73,8 @@ def test_closing_a_stream_aborts_and_its_id_is_free_again():
         while core.has_work():
             await asyncio.sleep(0.005)
         assert engine.num_requests == 0
+        assert core.stats().finished["abort"] == 1
+        assert core.stats().num_steps < 100
         return await read(await engine.submit(make_request("a", max_tokens=2)))
 
     assert run(scenario, step_seconds=0.005)[-1].finish_reason == "length"
