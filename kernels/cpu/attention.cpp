@@ -10,7 +10,7 @@
 
 #include <vector>
 
-#include "attention_rows.h"
+#include "attention_few.h"
 #include "scratch.h"
 
 namespace girih {
@@ -115,10 +115,25 @@ class Attention {
     Context<T> context{a_, a_.block_table + item.request * a_.table_stride, item.head};
     int start = std::max(item.begin, base) / kTileSlots * kTileSlots;
     for (int tile = start; tile < stop; tile += kTileSlots) {
+      if (few_rows_fit<T>(a_, rows_.count(item))) {
+        add_tile_few(item, context, tile, state, sums, w);
+        continue;
+      }
       widen_tile(context, tile, std::max(0, item.begin - tile), std::min(kTileSlots, stop - tile),
                  w.keys, w.values);
       rows_.add_tile(item, tile, state, sums, w);
     }
+  }
+
+  void add_tile_few(const Item& item, const Context<T>& context, int tile, RowState* state,
+                    float* sums, Workspace& w) const {
+    const int height = rows_.count(item);
+    FewKernels<T> kernels = few_kernels<T>(height);
+    auto [begin, end] = rows_.visible(item, tile, 0, height);
+    if (begin >= end) return;
+    kernels.score(context, tile, begin, end, w.queries, w.scores);
+    rows_.weigh(item, tile, 0, height, state, sums, w);
+    kernels.add(context, tile, begin, end, item.end, w.scores, sums, rows_.value_stride());
   }
 
   // The softmax sum of a row with its sink's share, as a factor on the merged sums.

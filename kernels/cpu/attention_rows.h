@@ -66,14 +66,37 @@ class Rows {
   // All rows of the item against the widened tile that starts at context position `tile`.
   void add_tile(const Item& item, int tile, RowState* state, float* sums, Workspace& w) const {
     for_row_tiles(count(item), [&](int row, int height) {
-      // What the first and the last row see bounds what all rows see.
-      int begin = visible(item, tile, row).first;
-      int end = visible(item, tile, row + height - 1).second;
+      auto [begin, end] = visible(item, tile, row, height);
       if (begin >= end) return;
       score(row, height, begin, end, w);
-      weigh(item, tile, row, height, begin, end, state, sums, w);
+      weigh(item, tile, row, height, state, sums, w);
       add_values(row, height, begin, end, sums, w);
     });
+  }
+
+  // Scores to softmax weights; what the rows summed before is brought to the new scale.
+  void weigh(const Item& item, int tile, int row, int height, RowState* state, float* sums,
+             Workspace& w) const {
+    auto [begin, end] = visible(item, tile, row, height);
+    int skipped = aligned(begin), columns = round_up(end, kPanel) - skipped;
+    for (int m = 0; m < height; ++m) {
+      auto [from, to] = visible(item, tile, row + m, 1);
+      float factor = softmax_row(w.scores + m * kTileSlots + skipped, columns, from - skipped,
+                                 to - skipped, a_.softcap, state[row + m]);
+      if (factor == 1.0f) continue;
+      float* sum = sums + (size_t)(row + m) * wide_v_;
+      for (int d = 0; d < wide_v_; d += kLanes) store(sum + d, load(sum + d) * factor);
+    }
+  }
+
+  // Slots [first, second) of the tile that any of the rows [row, row + height) sees.
+  std::pair<int, int> visible(const Item& item, int tile, int row, int height) const {
+    int queries = a_.query_start[item.request + 1] - a_.query_start[item.request];
+    int before = a_.seq_lens[item.request] - queries + item.first;
+    int first = before + row / group_, last = before + (row + height - 1) / group_;
+    int begin = a_.window ? std::max(0, first - a_.window + 1) : 0;
+    int end = a_.causal ? last + 1 : a_.seq_lens[item.request];
+    return {std::max(0, begin - tile), std::min(kTileSlots, end - tile)};
   }
 
   // Adds a span's result to the merged one.
@@ -98,15 +121,6 @@ class Rows {
 
   static int aligned(int column) { return column / kPanel * kPanel; }
 
-  // Slots [first, second) of the tile that a row of the item sees.
-  std::pair<int, int> visible(const Item& item, int tile, int row) const {
-    int queries = a_.query_start[item.request + 1] - a_.query_start[item.request];
-    int position = a_.seq_lens[item.request] - queries + item.first + row / group_;
-    int begin = a_.window ? std::max(0, position - a_.window + 1) : 0;
-    int end = a_.causal ? position + 1 : a_.seq_lens[item.request];
-    return {std::max(0, begin - tile), std::min(kTileSlots, end - tile)};
-  }
-
   void score(int row, int height, int begin, int end, Workspace& w) const {
     MultiplyFn multiply = multiply_kernel(height);
     const float* queries = w.queries + (size_t)row * a_.dim;
@@ -114,20 +128,6 @@ class Rows {
       const float* panel = w.keys + (long)c * a_.dim;
       multiply(queries, a_.dim, panel, kPanel, a_.dim, w.scores + c, kTileSlots, false,
                {(const char*)panel, 0});
-    }
-  }
-
-  // Scores to softmax weights; what the rows summed before is brought to the new scale.
-  void weigh(const Item& item, int tile, int row, int height, int begin, int end, RowState* state,
-             float* sums, Workspace& w) const {
-    int skipped = aligned(begin), columns = round_up(end, kPanel) - skipped;
-    for (int m = 0; m < height; ++m) {
-      auto [from, to] = visible(item, tile, row + m);
-      float factor = softmax_row(w.scores + m * kTileSlots + skipped, columns, from - skipped,
-                                 to - skipped, a_.softcap, state[row + m]);
-      if (factor == 1.0f) continue;
-      float* sum = sums + (size_t)(row + m) * wide_v_;
-      for (int d = 0; d < wide_v_; d += kLanes) store(sum + d, load(sum + d) * factor);
     }
   }
 

@@ -62,8 +62,10 @@ struct Context {
   // Slots of the position's block, then dimension 0 of the position itself.
   const T* keys(int position) const {
     constexpr int kPair = std::is_same_v<T, bf16> ? 2 : 1;
-    return (const T*)a.key_cache + block(position) * a.dim * a.block_size +
-           kPair * (position % a.block_size);
+    return key_block(position) + kPair * (position % a.block_size);
+  }
+  const T* key_block(int position) const {
+    return (const T*)a.key_cache + block(position) * a.dim * a.block_size;
   }
   const T* values(int position) const {
     return (const T*)a.value_cache + block(position) * a.dim_v * a.block_size;
