@@ -42,7 +42,8 @@ class AccessLog:
             ms = (time.perf_counter() - started) * 1000
             client = (scope.get("client") or ("-",))[0]
             path = ascii(scope["path"])[1:-1]
-            logger.info("%s %s %s %d %.1f ms", client, scope["method"], path, status, ms)
+            level = logging.DEBUG if path in OPEN_PATHS else logging.INFO  # probes ask often
+            logger.log(level, "%s %s %s %d %.1f ms", client, scope["method"], path, status, ms)
 
 
 class Guard:

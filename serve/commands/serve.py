@@ -23,6 +23,7 @@ def run(words: list[str], options: Options) -> int:
         level=logging.WARNING if options.quiet else logging.INFO,
         format="%(asctime)s %(name)s %(levelname)s %(message)s",
     )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     from girih.serve.server import Built, GirihServer, exit_now
 
     display = ProgressDisplay(options.quiet)

@@ -25,12 +25,14 @@ def test_defaults_are_the_records_own():
     assert to_record(SamplingConfig, compose_config("serve", [])["sampling"]) == SamplingConfig()
 
 
-def test_every_group_option_composes():
-    for group in schema.GROUPS:
-        verb = next(v for v in ("serve", "bench") if group in schema.VERBS[v].sections)
-        for option in group_options(group):
-            if option != "custom":
-                assert compose_config(verb, [f"{group}={option}"])
+@pytest.mark.parametrize("verb", ["serve", "bench"])
+def test_every_group_option_composes(verb):
+    groups = [group for group in schema.GROUPS if group in schema.VERBS[verb].sections]
+    options = {g: [o for o in group_options(g) if o != "custom"] for g in groups}
+    for index in range(max(map(len, options.values()))):
+        chosen = {group: names[index % len(names)] for group, names in options.items()}
+        config = compose_config(verb, [f"{group}={name}" for group, name in chosen.items()])
+        assert config["opt"]["level"] == chosen["opt"]
 
 
 def test_levels_grow_strictly():
@@ -49,12 +51,11 @@ def test_levels_grow_strictly():
 
 
 def test_every_pass_is_a_switch():
-    for field in dataclasses.fields(PassesConfig):
-        word = f"opt.passes.{field.name}.enabled"
-        on = to_engine_config(compose_config("explain", ["opt=O0", f"{word}=true"]))
-        off = to_engine_config(compose_config("explain", ["opt=O2", f"{word}=false"]))
-        assert getattr(on.opt.passes, field.name).enabled
-        assert not getattr(off.opt.passes, field.name).enabled
+    names = [field.name for field in dataclasses.fields(PassesConfig)]
+    for level, value in (("O0", "true"), ("O2", "false")):
+        words = [f"opt.passes.{name}.enabled={value}" for name in names]
+        passes = to_engine_config(compose_config("explain", [f"opt={level}", *words])).opt.passes
+        assert {getattr(passes, name).enabled for name in names} == {value == "true"}
 
 
 @pytest.mark.parametrize(
