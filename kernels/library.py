@@ -35,6 +35,8 @@ COMMON_FLAGS = (
     "-ffp-contract=fast",
     "-Wall",
     "-Wno-psabi",
+    # Messages name source files; the library must not tell where it was built.
+    "-ffile-prefix-map={sources}=kernels",
 )
 ISA_FLAGS = {
     "generic": ("-DGIRIH_LANES=8",),
@@ -48,7 +50,11 @@ ISA_FLAGS = {
     ),
 }
 # The oldest torch whose stable C++ interface the binding uses (2.11).
-_BINDING_FLAGS = ("-DTORCH_TARGET_VERSION=0x020b000000000000",)
+_BINDING_FLAGS = (
+    "-DTORCH_TARGET_VERSION=0x020b000000000000",
+    "-I{include}",
+    "-ffile-prefix-map={include}=include",
+)
 
 _loaded: Path | None = None
 
@@ -165,9 +171,10 @@ def _sources(pattern: str) -> list[Path]:
 
 def _compile(compiler: str, flags: tuple[str, ...], work: Path, source: Path) -> Path:
     target = work / (source.stem + ".o")
-    command = [compiler, *flags]
     if source.name == "binding.cpp":
-        command += [*_BINDING_FLAGS, f"-I{Path(torch.__file__).parent / 'include'}"]
+        flags += _BINDING_FLAGS
+    places = {"sources": source.parent, "include": Path(torch.__file__).parent / "include"}
+    command = [compiler, *(flag.format(**places) for flag in flags)]
     _run([*command, "-c", str(source), "-o", str(target)])
     return target
 

@@ -1,0 +1,65 @@
+"""The C++ library of the kernel tests: built once, kept in the temporary directory by digest.
+
+GIRIH_TEST_LANES=16 builds the 16-lane code for this machine (lowered to AVX2 where needed); a test
+runs the op tests that way in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+import pytest
+import torch
+
+from girih.kernels import library
+from girih.kernels.target import detect_isa
+
+LANES_16 = ("-UGIRIH_LANES", "-DGIRIH_LANES=16")
+
+
+@dataclass(frozen=True)
+class Built:
+    path: Path
+    isa: str  # whose packed layout the library reads
+
+
+def build_cached(name: str, isa: str, flags: tuple[str, ...] = ()) -> Path:
+    folder = Path(tempfile.gettempdir()) / f"girih-test-kernels-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}-{library.source_digest()[:24]}-{torch.__version__}.so"
+    with filelock.FileLock(f"{path}.lock"):
+        if not path.exists():
+            library.build_library(isa, path, flags)
+    return path
+
+
+@pytest.fixture(scope="session")
+def built() -> Built:
+    """Build and load the library for this machine; the ops are C++ from here on."""
+    isa = detect_isa()
+    if os.environ.get("GIRIH_TEST_LANES") == "16":
+        path = build_cached("lanes16", isa, LANES_16)
+        isa = "avx512"
+    else:
+        path = build_cached("native", isa)
+    library.load_library(path)
+    return Built(path, isa)
+
+
+# Absolute errors of outputs of order 1, float32 accumulation on both sides.
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@pytest.fixture(params=list(TOLERANCE), ids=lambda dtype: str(dtype).removeprefix("torch."))
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    torch.manual_seed(1)
+    return request.param
+
+
+@pytest.fixture
+def tolerance(dtype: torch.dtype) -> float:
+    return TOLERANCE[dtype]

@@ -1,0 +1,108 @@
+"""Building and loading: other instruction sets, 16 lanes, no compiler, damaged files."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from girih.kernels import library
+from girih.kernels.errors import CompileError, ConfigError
+
+HERE = Path(__file__).parent
+
+
+KERNELS = [path for path in library._sources("*.cpp") if path.name != "binding.cpp"]
+
+
+@pytest.mark.parametrize(
+    "isa", ["generic", pytest.param("avx512", marks=pytest.mark.slow), "avx512_bf16"]
+)
+def test_kernels_compile_for(isa, tmp_path):
+    """The binding is the same for all, so it is left out; this machine need not run the code."""
+    flags = (*library.COMMON_FLAGS, *library.ISA_FLAGS[isa], "-O0")
+    for source in KERNELS:
+        built = library._compile(library.require_compiler(), flags, tmp_path, source)
+        assert built.read_bytes()[:4] == b"\x7fELF"
+
+
+def test_sixteen_lanes_compute_the_same():
+    """The op tests once more, in a process whose library has 16-lane code."""
+    result = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"),
+            *(str(HERE / "test_ops.py"), str(HERE / "test_packing.py")),
+        ],
+        env={**os.environ, "GIRIH_TEST_LANES": "16"},
+        cwd=HERE.parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-3000:]
+    assert " passed" in result.stdout
+
+
+def test_load_is_idempotent_and_exclusive(built, tmp_path):
+    library.load_library(built.path)
+    same = tmp_path / "same.so"
+    same.write_bytes(built.path.read_bytes())
+    library.load_library(same)
+    assert library.is_loaded() and library.loaded_path() == built.path.resolve()
+    other = tmp_path / "other.so"
+    other.write_bytes(b"something else")
+    with pytest.raises(CompileError, match="already uses"):
+        library.load_library(other)
+
+
+def test_damaged_library_leaves_the_references(tmp_path):
+    damaged = tmp_path / "damaged.so"
+    damaged.write_bytes(b"\x7fELF nonsense")
+    code = f"""
+import torch
+from girih.kernels import library, packing
+from girih.kernels.errors import CompileError
+try:
+    library.load_library({str(damaged)!r})
+except CompileError as error:
+    assert "cannot be loaded" in str(error)
+else:
+    raise SystemExit("loaded a damaged file")
+packed = torch.zeros(packing.packed_shape(4, 3, torch.float32, "avx2"))
+torch.ops.girih.pack_linear_(packed, torch.eye(4, 3), 0)
+print(torch.ops.girih.packed_linear(torch.ones(1, 3), packed, None, 4).tolist())
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "[[1.0, 1.0, 1.0, 0.0]]"
+
+
+def test_no_path_of_the_building_machine_in_the_library(built):
+    content = built.path.read_bytes()
+    assert str(Path(torch.__file__).parent).encode() not in content
+
+
+def test_missing_compiler_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(CompileError, match=r"no-such-compiler.*install"):
+        library.build_library("avx2", tmp_path / "kernels.so")
+
+
+def test_compiler_errors_are_shown(tmp_path):
+    with pytest.raises(CompileError, match="no-such-option"):
+        library.build_library("avx2", tmp_path / "kernels.so", ("-fno-such-option",))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_isa(tmp_path):
+    with pytest.raises(ConfigError, match="'mmx'"):
+        library.build_library("mmx", tmp_path / "kernels.so")
+
+
+def test_digest_covers_sources_and_flags(monkeypatch):
+    before = library.source_digest()
+    assert before == library.source_digest() and len(before) == 64
+    monkeypatch.setattr(library, "COMMON_FLAGS", (*library.COMMON_FLAGS, "-DX"))
+    assert library.source_digest() != before

@@ -1,0 +1,182 @@
+"""The C++ ops against the references, and what they promise about batching."""
+
+import pytest
+import torch
+from support_paged import make_case
+
+from girih.kernels import reference
+from girih.kernels.attention import AttentionSpec
+from girih.kernels.packing import packed_shape
+
+OPS = torch.ops.girih
+TOKENS = (1, 3, 7, 13, 33, 130)
+MIXED = [(5, 5), (1, 70), (33, 40), (0, 9), (1, 1), (130, 130), (1, 1100)]
+
+
+def packed_weight(n, k, dtype, isa):
+    weight = (torch.randn(n, k) / k**0.5).to(dtype)
+    packed = torch.full(packed_shape(n, k, dtype, isa), torch.nan, dtype=dtype)
+    OPS.pack_linear_(packed, weight, 0)
+    return packed
+
+
+@pytest.mark.parametrize("n,k", [(37, 23), (192, 64), (40, 2500), (5, 1)])
+def test_packed_linear(built, dtype, tolerance, n, k):
+    packed, bias = packed_weight(n, k, dtype, built.isa), torch.randn(n).to(dtype)
+    x = torch.randn(600, k + 5).to(dtype)[:, :k]  # row stride is not k
+    for given in (bias, None):
+        want = reference.packed_linear(x, packed, given, n)
+        everything = OPS.packed_linear(x, packed, given, n)
+        torch.testing.assert_close(everything, want, atol=tolerance, rtol=tolerance)
+        for tokens in TOKENS:  # a row's bits do not depend on the rows beside it
+            part = OPS.packed_linear(x[:tokens], packed, given, n)
+            assert torch.equal(part, everything[:tokens])
+    assert OPS.packed_linear(x[:0], packed, bias, n).shape == (0, n)
+
+
+def test_packed_linear_does_not_depend_on_threads(built):
+    packed, x = packed_weight(300, 64, torch.bfloat16, built.isa), torch.randn(200, 64).bfloat16()
+    threads = torch.get_num_threads()
+    try:
+        results = []
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(OPS.packed_linear(x, packed, None, 300))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+def compare(spec, requests, dtype, tolerance, block_size=16, padding=2):
+    case = make_case(spec, requests, dtype, block_size, padding)
+    sinks = torch.randn(spec.num_heads) if spec.has_sinks else None
+    shape = (case.q.shape[0], spec.num_heads, spec.head_dim_v)
+    out, want = (torch.full(shape, torch.nan, dtype=dtype) for _ in range(2))
+    keys, values = case.key_cache, case.value_cache
+    case.clone_caches()
+    reference.paged_attention(*case.arguments(spec, sinks), want)
+    written = case.key_cache, case.value_cache
+    case.key_cache, case.value_cache = keys, values
+    OPS.paged_attention(*case.arguments(spec, sinks), out)
+    torch.testing.assert_close(out, want, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(keys, written[0], rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(values, written[1], rtol=0, atol=0, equal_nan=True)
+    return case, out
+
+
+@pytest.mark.parametrize("dims", [(8, 8), (24, 64), (64, 64), (72, 128), (128, 24), (256, 256)])
+@pytest.mark.parametrize("heads", [(4, 4), (9, 3), (8, 2), (20, 1)])
+def test_paged_attention(built, dtype, tolerance, heads, dims):
+    spec = AttentionSpec(*heads, *dims, dims[0] ** -0.5)
+    compare(spec, MIXED, dtype, tolerance)
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 48, 128])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"window": 1},
+        {"window": 50},
+        {"window": 513},
+        {"softcap": 3.0},
+        {"has_sinks": True},
+        {"causal": False},
+        {"causal": False, "has_sinks": True, "softcap": 30.0},
+        {"window": 33, "softcap": 5.0, "has_sinks": True},
+    ],
+    ids=str,
+)
+def test_paged_attention_masks(built, dtype, tolerance, kind, block_size):
+    spec = AttentionSpec(6, 2, 40, 40, 0.2, **kind)
+    compare(spec, MIXED, dtype, tolerance, block_size)
+
+
+def test_largest_head_size(built, dtype, tolerance):
+    compare(AttentionSpec(2, 1, 512, 512, 512**-0.5), [(9, 100), (1, 30)], dtype, tolerance)
+
+
+def test_window_reads_no_freed_block(built):
+    """Blocks that left the window may belong to the null block, whose content is NaN here."""
+    spec = AttentionSpec(4, 2, 16, 16, 0.25, window=20)
+    torch.manual_seed(0)
+    case = make_case(spec, [(1, 100), (3, 90)], torch.float32)
+    full = torch.empty(4, 4, 16)
+    OPS.paged_attention(*case.arguments(spec), full)
+    case.block_table[:, :4] = 0
+    case.key_cache[0], case.value_cache[0] = torch.nan, torch.nan
+    freed = torch.empty(4, 4, 16)
+    OPS.paged_attention(*case.arguments(spec), freed)
+    assert torch.equal(full, freed) and not full.isnan().any()
+
+
+def test_chunks_and_batching_do_not_change_a_bit(built, dtype):
+    """One request in one go, in chunks, beside others, with 1 or 3 threads: equal bits."""
+    spec = AttentionSpec(6, 2, 64, 64, 0.125, window=700)
+    length = 1200
+    case = make_case(spec, [(length, length)], dtype)
+    whole = torch.empty(length, 6, 64, dtype=dtype)
+    OPS.paged_attention(*case.arguments(spec), whole)
+    threads = torch.get_num_threads()
+    for count, chunks in ((1, [1000, 1, 1, 198]), (3, [64, 500, 635, 1])):
+        begin, parts = 0, []
+        torch.set_num_threads(count)
+        try:
+            for chunk in chunks:
+                end = begin + chunk
+                out = torch.empty(chunk, 6, 64, dtype=dtype)
+                OPS.paged_attention(
+                    *(case.q[begin:end], case.k[begin:end], case.v[begin:end]),
+                    *(case.key_cache, case.value_cache),
+                    torch.tensor([0, chunk], dtype=torch.int32),
+                    torch.tensor([end], dtype=torch.int32),
+                    *(case.block_table, case.slot_mapping[begin:end]),
+                    *(spec.scale, True, spec.window, 0.0, None, out),
+                )
+                parts.append(out)
+                begin = end
+        finally:
+            torch.set_num_threads(threads)
+        assert torch.equal(torch.cat(parts), whole)
+
+
+def test_strides_that_the_kernels_cannot_read_are_refused(built):
+    x = torch.randn(8, 4).t()
+    packed = packed_weight(16, 8, torch.float32, built.isa)
+    with pytest.raises(RuntimeError, match="contiguous"):
+        OPS.packed_linear(x, packed, None, 16)
+    spec = AttentionSpec(2, 2, 8, 8, 1.0)
+    case = make_case(spec, [(3, 3)], torch.float32)
+    case.q = torch.randn(3, 8, 2).transpose(1, 2)
+    with pytest.raises(RuntimeError, match="q: elements"):
+        OPS.paged_attention(*case.arguments(spec), torch.empty(3, 2, 8))
+
+
+@pytest.mark.parametrize(
+    "name,value,message",
+    [
+        ("seq_lens", torch.tensor([2], dtype=torch.int32), "new tokens in a context"),
+        ("seq_lens", torch.tensor([99], dtype=torch.int32), "needs 7 blocks"),
+        ("block_table", torch.tensor([[77]], dtype=torch.int32), "names block 77"),
+        ("slot_mapping", torch.tensor([1, 2, 99999]), "has slot 99999"),
+        ("slot_mapping", torch.tensor([1, 2, 3], dtype=torch.int32), "unexpected dtype"),
+        ("k", torch.zeros(3, 2, 16), "k has shape"),
+    ],
+)
+def test_a_batch_that_leaves_its_tensors_is_refused(built, name, value, message):
+    spec = AttentionSpec(2, 2, 8, 8, 1.0)
+    case = make_case(spec, [(3, 3)], torch.float32)
+    setattr(case, name, value)
+    with pytest.raises(RuntimeError, match=message):
+        OPS.paged_attention(*case.arguments(spec), torch.empty(3, 2, 8))
+
+
+def test_ops_trace_with_symbolic_tokens(built):
+    packed = packed_weight(32, 8, torch.float32, built.isa)
+
+    @torch.compile(backend="aot_eager", fullgraph=True, dynamic=True)
+    def twice(x):
+        return OPS.packed_linear(x * 2, packed, None, 32) + 1
+
+    for tokens in (3, 5):
+        x = torch.randn(tokens, 8)
+        torch.testing.assert_close(twice(x), OPS.packed_linear(x * 2, packed, None, 32) + 1)
