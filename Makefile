@@ -1,0 +1,49 @@
+# Two commands do all set-up on a machine with Python 3.11+ and g++: `make serve` and `make test`.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+ARGS   ?=
+
+.PHONY: help serve test test-slow check format bench clean
+
+help:
+	@echo "make serve      install, fetch SmolLM2, compile it, serve it on :8000   (ARGS='port=9000 model=DIR')"
+	@echo "make test       install and run the test suite                          (ARGS='-k scheduler')"
+	@echo "make test-slow  the tests marked slow, network and real_model"
+	@echo "make check      lint, format and types"
+	@echo "make bench      speed on the workloads of serve/workloads.json          (ARGS='model=DIR')"
+
+# torch is installed by its pinned version first: an open range would pull a CUDA build.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	mkdir -p $(VENV)/src && ln -sfn "$(CURDIR)" $(VENV)/src/girih
+	touch $@
+
+serve: $(READY)
+	$(BIN)/girih serve $(ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not slow and not gpu and not network and not real_model" $(ARGS)
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m "slow or network or real_model" $(ARGS)
+
+# mypy reads the package through a link of its own name: the root directory may be called anything.
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	MYPYPATH=$(VENV)/src $(BIN)/mypy -p girih
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/girih bench offline $(ARGS)
+
+clean:
+	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

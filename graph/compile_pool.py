@@ -1,0 +1,104 @@
+"""Compiles tiles in parallel processes, and builds the kernel library beside them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+
+from girih.kernels.errors import CompileError
+from girih.kernels.target import Target
+
+
+class CompilePool:
+    """Processes waiting for tiles to compile. Use as a context manager.
+
+    Args:
+        workers: processes to start, at least 1. They start at once and import torch while the
+            caller traces.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._processes = [self._start() for _ in range(max(1, workers))]
+        self._idle: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
+        for process in self._processes:
+            self._idle.put(process)
+
+    def __enter__(self) -> CompilePool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace_back: TracebackType | None,
+    ) -> None:
+        for process in self._processes:
+            process.kill() if error else process.stdin and process.stdin.close()
+        for process in self._processes:
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream and not stream.closed:
+                    stream.close()
+
+    def compile(
+        self,
+        tiles: list[tuple[Path, Path]],
+        target: Target,
+        done: Callable[[Path, float], None],
+    ) -> None:
+        """Compile each (tile file, package file); calls `done(package, seconds)` for each.
+
+        Raises:
+            CompileError: a tile failed, or a process died.
+        """
+        with ThreadPoolExecutor(len(self._processes)) as threads:
+            futures = {threads.submit(self._run, t, p, target): p for t, p in tiles}
+            for future in as_completed(futures):
+                done(futures[future], future.result())
+
+    @staticmethod
+    def _start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "girih.graph.compile_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def _run(self, tile: Path, package: Path, target: Target) -> float:
+        process = self._idle.get()
+        try:
+            answer = self._ask(process, tile, package, target)
+        finally:
+            self._idle.put(process)
+        if answer["error"]:
+            raise CompileError(str(answer["error"]))
+        return float(answer["seconds"])
+
+    @staticmethod
+    def _ask(
+        process: subprocess.Popen[str], tile: Path, package: Path, target: Target
+    ) -> dict[str, object]:
+        assert process.stdin is not None and process.stdout is not None, "pipes were asked for"
+        job = {"tile": str(tile), "package": str(package), "target": asdict(target)}
+        try:
+            process.stdin.write(json.dumps(job) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            code = process.wait()
+            raise CompileError(
+                f"the compiling process ended with exit code {code} while building "
+                f"{package.name}; its messages are above (out of memory kills it with -9)"
+            )
+        result: dict[str, object] = json.loads(line)
+        return result

@@ -1,0 +1,150 @@
+"""Tiles to machine code: the only file that touches `torch._inductor`.
+
+Each tile becomes an AOTInductor package (`.pt2`): it holds the shared object, so loading needs no
+compiler and no Inductor cache, and weights stay inputs, so one package serves every piece that
+shares the tile. Tiles take and return tensors only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+import girih.kernels.ops  # registers the ops that tiles call  # noqa: F401
+from girih.graph.trace import MAX_STEP_TOKENS
+from girih.kernels.errors import CompileError
+from girih.kernels.target import Target
+
+TileFn = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+# Vector width in bits that Inductor generates for each instruction set.
+_SIMD_BITS = {"generic": 0, "avx2": 256, "avx512": 512, "avx512_bf16": 512}
+_MARCH = {
+    "generic": "x86-64",
+    "avx2": "x86-64-v3",
+    "avx512": "x86-64-v4",
+    "avx512_bf16": "x86-64-v4",
+}
+
+
+def inductor_options(target: Target) -> dict[str, Any]:
+    """What is asked of Inductor for a target; part of the compile key as a whole."""
+    return {
+        "cpp.dynamic_threads": True,
+        "cpp.simdlen": _SIMD_BITS[target.isa],
+        "aot_inductor.compile_wrapper_opt_level": "O1",
+        "size_asserts": False,
+        "alignment_asserts": False,
+    }
+
+
+def compile_tile(graph: fx.Graph, path: Path, target: Target) -> None:
+    """Compile one tile graph to an AOTInductor package at `path`.
+
+    Args:
+        graph: placeholders with `meta["val"]`, tensor outputs.
+        path: file to write, ending in ".pt2".
+        target: what to compile for.
+
+    Raises:
+        CompileError: Inductor or its C++ compiler failed; the first lines say why.
+    """
+    import torch._inductor
+
+    module = fx.GraphModule({}, graph)
+    examples, dynamic = _example_inputs(graph)
+    try:
+        with warnings.catch_warnings(), _quiet(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            exported = torch.export.export(module, examples, dynamic_shapes=dynamic)
+            torch._inductor.aoti_compile_and_package(
+                exported, package_path=str(path), inductor_configs=inductor_options(target)
+            )
+    except Exception as error:
+        lines = "\n".join(str(error).strip().splitlines()[:12])
+        raise CompileError(
+            f"tile could not be compiled for {target.isa}: {type(error).__name__}: {lines}\n"
+            "a C++ compiler (g++) must be installed to compile; opt=O0 runs without one"
+        ) from error
+
+
+def load_tile(path: Path) -> TileFn:
+    """Load a compiled tile; runs no compiler.
+
+    The package loader is used directly: `torch._inductor.aoti_load_package` probes for a compiler.
+    """
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
+    run: TileFn = loader.boxed_run
+    return run
+
+
+def eager_tile(graph: fx.Graph) -> TileFn:
+    """Run a tile's graph operation by operation (O0, and the oracle of compiled tiles)."""
+    module = fx.GraphModule({}, graph)
+
+    def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        return list(module(*inputs))
+
+    return run
+
+
+class _Sizes:
+    """One real symbolic size, with example value, for each symbol of the traced graph."""
+
+    def __init__(self) -> None:
+        self.dims: dict[str, tuple[int, Any]] = {}
+
+    def example(self, size: Any) -> tuple[int, Any]:
+        """Return (example value, export dimension or None) of an int or SymInt."""
+        if isinstance(size, int):
+            return size, None
+        name = str(size.node.expr)
+        if name not in self.dims:
+            number = len(self.dims)
+            dim = torch.export.Dim(f"d{number}", min=2, max=MAX_STEP_TOKENS)
+            self.dims[name] = (37 - 14 * number, dim)
+        return self.dims[name]
+
+
+def _example_inputs(
+    graph: fx.Graph,
+) -> tuple[tuple[torch.Tensor, ...], tuple[dict[int, Any] | None, ...]]:
+    """Fake CPU tensors of the placeholders' shapes, and which dimensions stay symbolic."""
+    sizes = _Sizes()
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    examples, dynamic = [], []
+    for node in graph.find_nodes(op="placeholder"):
+        value = node.meta["val"]
+        shape, dims = [], {}
+        for axis, size in enumerate(value.shape):
+            number, dim = sizes.example(size)
+            shape.append(number)
+            if dim is not None:
+                dims[axis] = dim
+        with mode:
+            examples.append(torch.empty(shape, dtype=value.dtype, device="cpu"))
+        dynamic.append(dims or None)
+    return tuple(examples), tuple(dynamic)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's compile logs off the terminal; failures are reported as errors."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with open(os.devnull, "w") as devnull, contextlib.redirect_stdout(devnull):
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,306 @@
+"""Split the lowered graph at attention into pieces, and let equal pieces share a tile.
+
+    piece 0 │ attention │ piece 1 │ attention │ ... │ piece L
+
+A node belongs to the piece after the last attention it depends on, so work that depends on no
+attention (RoPE tables, per-layer embeddings) lands in piece 0 whatever layer uses it. Nodes that
+depend on weights only, and sizes, are repeated in each piece that needs them. A piece's inputs are
+numbered by first use and its text is canonical, so equal layers have equal tile keys; what differs
+between them (weights, KV slot, window, scale) is wiring of the program, not part of a tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from girih.graph.program import AttentionStep, ProgramLayout, TileStep
+from girih.graph.text import digest, graph_text
+from girih.graph.trace import INPUT_NAMES
+from girih.graph.weight_plan import WeightPlan
+from girih.kernels.attention import AttentionSpec
+from girih.kernels.errors import TraceError
+
+ATTENTION = torch.ops.girih.attention.default
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A distinct compute region.
+
+    Attributes:
+        key: hash of the canonical text.
+        graph: tensors in, tuple of tensors out.
+        text: canonical text.
+        note: what makes it different, for people ("first: embedding, ...").
+    """
+
+    key: str
+    graph: fx.Graph
+    text: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """The partitioned model.
+
+    Attributes:
+        layout: the steps and their wiring.
+        tiles: distinct regions by key, in order of first use.
+        weights: plan of the weights the steps take.
+        constants: values of the plan's constant entries.
+    """
+
+    layout: ProgramLayout
+    tiles: dict[str, Tile]
+    weights: WeightPlan
+    constants: dict[str, torch.Tensor]
+
+    @property
+    def num_pieces(self) -> int:
+        """Tile calls per step."""
+        return sum(self.layout.tile_counts.values())
+
+
+@dataclass
+class _Piece:
+    """A piece under construction."""
+
+    nodes: list[fx.Node]
+    inputs: list[fx.Node] = field(default_factory=list)
+    outputs: list[fx.Node] = field(default_factory=list)
+
+
+def partition(graph: fx.Graph, weights: WeightPlan, constants: dict[str, torch.Tensor]) -> Program:
+    """Split a lowered graph into steps.
+
+    Raises:
+        TraceError: the graph does not start and end in compute regions, or a piece passes something
+            else than tensors.
+    """
+    levels = _levels(graph, selection_level=max(_levels(graph).values()))
+    pieces = _collect_pieces(graph, levels)
+    attention = [n for n in graph.nodes if n.target is ATTENTION]
+    _connect(graph, pieces, attention)
+    values = _Values(graph)
+    tiles: dict[str, Tile] = {}
+    steps: list[TileStep | AttentionStep] = []
+    slot = 0
+    for number, piece in enumerate(pieces):
+        tile, inputs = _extract(piece)
+        tiles.setdefault(tile.key, tile)
+        steps.append(
+            TileStep(
+                tile.key,
+                number,
+                tuple(values.number(n) for n in inputs),
+                tuple(values.number(n) for n in piece.outputs),
+            )
+        )
+        for node in (n for n in attention if levels[n] == number):
+            steps.append(_attention_step(node, slot, values))
+            slot += 1
+    result = next(n for n in graph.nodes if n.op == "output").args[0]
+    layout = ProgramLayout(
+        tuple(steps), values.inputs, values.weights, len(values.numbers), values.number(result)
+    )
+    return Program(layout, tiles, weights, constants)
+
+
+def _levels(graph: fx.Graph, selection_level: int = 0) -> dict[fx.Node, int]:
+    """Number of attentions on the longest path to each node; -1: depends on weights only.
+
+    What depends on `logits_index` belongs to the last piece (`selection_level`): selecting rows of
+    a residual one piece earlier would make that piece a tile of its own.
+    """
+    levels: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            is_selection = node.meta.get("input") == "logits_index"
+            levels[node] = (selection_level if is_selection else 0) if "input" in node.meta else -1
+            continue
+        level = -1
+        for operand in node.all_input_nodes:
+            level = max(level, levels[operand] + (operand.target is ATTENTION))
+        levels[node] = level
+    return levels
+
+
+def _is_size(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), (torch.SymInt, int))
+
+
+def _is_repeated(node: fx.Node, levels: dict[fx.Node, int]) -> bool:
+    """Sizes and weight-only nodes are copied into each piece that uses them."""
+    return node.op == "call_function" and (levels[node] < 0 or _is_size(node))
+
+
+def _collect_pieces(graph: fx.Graph, levels: dict[fx.Node, int]) -> list[_Piece]:
+    depth = max(levels.values()) + 1
+    members: list[list[fx.Node]] = [[] for _ in range(depth)]
+    for node in graph.nodes:
+        computes = node.op == "call_function" and node.target is not ATTENTION
+        if computes and not _is_repeated(node, levels):
+            members[levels[node]].append(node)
+    for nodes in members:
+        if not nodes:
+            raise TraceError(
+                "the model has two attention layers with nothing computed between them, or starts "
+                "with attention; this structure is not supported"
+            )
+    return [_Piece(_with_repeated(nodes, levels)) for nodes in members]
+
+
+def _with_repeated(nodes: list[fx.Node], levels: dict[fx.Node, int]) -> list[fx.Node]:
+    """Put in front of each node the repeated nodes it needs, once per piece.
+
+    A size of a graph input is not repeated as such: `_extract` reads it off a tensor at hand.
+    """
+    done: set[fx.Node] = set()
+    ordered: list[fx.Node] = []
+
+    def visit(node: fx.Node) -> None:
+        if node in done:
+            return
+        done.add(node)
+        for operand in node.all_input_nodes:
+            if _is_repeated(operand, levels) and not _reads_size(operand):
+                visit(operand)
+        ordered.append(node)
+
+    for node in nodes:
+        visit(node)
+    return ordered
+
+
+def _reads_size(node: fx.Node) -> bool:
+    return node.target is torch.ops.aten.sym_size.int
+
+
+def _connect(graph: fx.Graph, pieces: list[_Piece], attention: list[fx.Node]) -> None:
+    """Find what each piece takes from outside and gives to others."""
+    output = next(n for n in graph.nodes if n.op == "output")
+    needed: set[fx.Node] = {*output.all_input_nodes}
+    for node in attention:
+        needed.update(node.all_input_nodes)
+    for piece in pieces:
+        own = set(piece.nodes)
+        for node in piece.nodes:
+            for operand in node.all_input_nodes:
+                if operand not in own and operand not in piece.inputs and not _is_size(operand):
+                    piece.inputs.append(operand)
+        needed.update(piece.inputs)
+    for piece in pieces:
+        piece.outputs = [n for n in piece.nodes if n in needed and not _is_size(n)]
+
+
+def _extract(piece: _Piece) -> tuple[Tile, list[fx.Node]]:
+    """Copy a piece into a graph of its own.
+
+    Returns the tile and the outer nodes its placeholders stand for.
+    """
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    inputs = list(piece.inputs)
+    for number, outer in enumerate(inputs):
+        copies[outer] = graph.placeholder(f"x{number}")
+        copies[outer].meta["val"] = outer.meta["val"]
+        copies[outer].meta["is_weight"] = "weight" in outer.meta
+    sizes: dict[str, fx.Node] = {}
+
+    def copy_of(node: fx.Node) -> fx.Node:
+        if node not in copies:
+            copies[node] = _local_size(graph, node, inputs, copies, sizes)
+        return copies[node]
+
+    for node in piece.nodes:
+        new = graph.node_copy(node, copy_of)
+        new.meta = {"val": node.meta["val"], "origin": node.meta.get("nn_module_stack")}
+        copies[node] = new
+    outputs = graph.output(tuple(copies[n] for n in piece.outputs))
+    outputs.meta["val"] = None
+    text = graph_text(graph)
+    return Tile(digest(text), graph, text, _describe(piece)), inputs
+
+
+def _local_size(
+    graph: fx.Graph,
+    node: fx.Node,
+    inputs: list[fx.Node],
+    copies: dict[fx.Node, fx.Node],
+    sizes: dict[str, fx.Node],
+) -> fx.Node:
+    """A size inside a piece, read off the first input that has it (pieces take tensors only)."""
+    wanted = str(node.meta["val"])
+    if wanted in sizes:
+        return sizes[wanted]
+    for outer in inputs:
+        for dim, size in enumerate(outer.meta["val"].shape):
+            if str(size) == wanted:
+                with graph.inserting_after(list(copies.values())[len(inputs) - 1]):
+                    new = graph.call_function(torch.ops.aten.sym_size.int, (copies[outer], dim))
+                new.meta["val"] = node.meta["val"]
+                sizes[wanted] = new
+                return new
+    raise TraceError(f"a piece needs the size {wanted} ({node.name}), which none of its inputs has")
+
+
+def _describe(piece: _Piece) -> str:
+    """What a piece computes, from the modules its nodes came from."""
+    modules: list[str] = []
+    for node in piece.nodes:
+        stack = node.meta.get("nn_module_stack")
+        if stack:
+            path = list(stack.values())[-1][0]
+            leaf = ".".join(p for p in path.split(".")[-2:] if not p.isdigit())
+            if leaf and leaf not in modules:
+                modules.append(leaf)
+    shown = modules if len(modules) <= 6 else [*modules[:3], "…", *modules[-3:]]
+    return ", ".join(shown)
+
+
+class _Values:
+    """Numbers for inputs, weights and results, in that order."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.numbers: dict[fx.Node, int] = {}
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        by_input = {n.meta["input"]: n for n in placeholders if "input" in n.meta}
+        self.inputs = {
+            name: self.number(by_input[name]) for name in INPUT_NAMES if name in by_input
+        }
+        self.weights = {
+            n.meta["weight"]: self.number(n) for n in placeholders if "weight" in n.meta
+        }
+
+    def number(self, node: fx.Node) -> int:
+        return self.numbers.setdefault(node, len(self.numbers))
+
+
+def _attention_step(node: fx.Node, slot: int, values: _Values) -> AttentionStep:
+    q, k, v, *facts = node.args
+    sinks = facts[4]
+    spec = _attention_spec(q, k, v, facts)
+    number = values.number
+    return AttentionStep(
+        slot, spec, number(q), number(k), number(v), number(sinks) if sinks else None, number(node)
+    )
+
+
+def _attention_spec(q: fx.Node, k: fx.Node, v: fx.Node, facts: list[Any]) -> AttentionSpec:
+    scale, causal, window, softcap, sinks = facts
+    return AttentionSpec(
+        num_heads=int(q.meta["val"].shape[1]),
+        num_kv_heads=int(k.meta["val"].shape[1]),
+        head_dim=int(q.meta["val"].shape[2]),
+        head_dim_v=int(v.meta["val"].shape[2]),
+        scale=scale,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        has_sinks=sinks is not None,
+    )

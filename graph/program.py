@@ -1,0 +1,159 @@
+"""The partitioned program as plain records: what runs in which order, on which values.
+
+A program is a list of steps over numbered values. A tile step calls a compiled region; an attention
+step calls the attention backend with its own facts (scale, window, ...), which therefore never make
+tiles differ. Everything here is plain data: it is what a bundle stores beside the compiled tiles.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from girih.graph.weight_plan import WeightPlan
+from girih.kernels.attention import AttentionSpec
+
+
+@dataclass(frozen=True)
+class TileStep:
+    """Call a tile.
+
+    Attributes:
+        tile: key of the tile.
+        piece: number of the piece this call stands for, in program order.
+        inputs: numbers of the values passed, in the tile's order.
+        outputs: numbers given to the results.
+    """
+
+    tile: str
+    piece: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AttentionStep:
+    """Call attention on one KV slot.
+
+    Attributes:
+        layer: number of the KV slot.
+        spec: what is computed.
+        q, k, v: value numbers: [T, H, D], [T, Hkv, D], [T, Hkv, Dv].
+        sinks: value number of [H], or None.
+        output: value number of the result [T, H, Dv].
+    """
+
+    layer: int
+    spec: AttentionSpec
+    q: int
+    k: int
+    v: int
+    sinks: int | None
+    output: int
+
+
+Step = TileStep | AttentionStep
+
+
+@dataclass(frozen=True)
+class ProgramLayout:
+    """Steps over numbered values: inputs first, then weights, then results.
+
+    Attributes:
+        steps: in the order they run.
+        inputs: value number of each step input ("ids", "positions", "logits_index").
+        weights: value number of each weight, by plan name.
+        num_values: how many numbers are in use.
+        result: value number of the logits [S, V].
+    """
+
+    steps: tuple[Step, ...]
+    inputs: dict[str, int]
+    weights: dict[str, int]
+    num_values: int
+    result: int
+
+    @property
+    def attention_specs(self) -> list[AttentionSpec]:
+        """One per KV slot, in slot order."""
+        return [s.spec for s in self.steps if isinstance(s, AttentionStep)]
+
+    @property
+    def tile_counts(self) -> Counter[str]:
+        """How many pieces each tile stands for, in order of first use."""
+        return Counter(s.tile for s in self.steps if isinstance(s, TileStep))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for a bundle."""
+        steps = [{"kind": type(s).__name__, **asdict(s)} for s in self.steps]
+        return {
+            "steps": steps,
+            "inputs": self.inputs,
+            "weights": self.weights,
+            "num_values": self.num_values,
+            "result": self.result,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> ProgramLayout:
+        """Inverse of `to_json`."""
+        return cls(
+            steps=tuple(_step_from_json(dict(s)) for s in data["steps"]),
+            inputs=data["inputs"],
+            weights=data["weights"],
+            num_values=data["num_values"],
+            result=data["result"],
+        )
+
+
+def _step_from_json(row: dict[str, Any]) -> Step:
+    if row.pop("kind") == "TileStep":
+        return TileStep(row["tile"], row["piece"], tuple(row["inputs"]), tuple(row["outputs"]))
+    return AttentionStep(**{**row, "spec": AttentionSpec(**row["spec"])})
+
+
+def program_map(layout: ProgramLayout, tile_notes: dict[str, str], plan: WeightPlan) -> str:
+    """The map people read: runs of steps, pieces and the tiles they share."""
+    counts = layout.tile_counts
+    names = {key: f"tile {i}" for i, key in enumerate(counts)}
+    lines = [f"steps {len(layout.steps)}: {_runs(layout, names)}"]
+    for key, count in counts.items():
+        pieces = "piece" if count == 1 else "pieces"
+        lines.append(f"{names[key]} {key}  × {count} {pieces}: {tile_notes.get(key, '')}")
+    gib = sum(e.num_bytes for e in plan.entries.values()) / 2**30
+    lines.append(f"weights {len(plan.entries)} tensors, {gib:.2f} GiB")
+    lines.append(f"kv slots {_spec_counts(layout)}")
+    return "\n".join(lines) + "\n"
+
+
+def _runs(layout: ProgramLayout, names: dict[str, str]) -> str:
+    """ "tile 0, (attention, tile 1) × 29, attention, tile 2"."""
+    words = [names[s.tile] if isinstance(s, TileStep) else "attention" for s in layout.steps]
+    parts: list[tuple[tuple[str, ...], int]] = []
+    i = 0
+    while i < len(words):
+        pair = tuple(words[i : i + 2])
+        repeats = 1
+        while len(pair) == 2 and tuple(words[i + 2 * repeats : i + 2 * repeats + 2]) == pair:
+            repeats += 1
+        step = (pair, repeats) if repeats > 1 else ((words[i],), 1)
+        parts.append(step)
+        i += 2 * repeats if repeats > 1 else 1
+    return ", ".join(f"({', '.join(p)}) × {n}" if n > 1 else p[0] for p, n in parts)
+
+
+def _spec_counts(layout: ProgramLayout) -> str:
+    counts = Counter(layout.attention_specs)
+    return "; ".join(
+        f"{n} × {s.num_heads} heads, {s.num_kv_heads} kv, dim {s.head_dim}"
+        + (f", window {s.window}" if s.window else "")
+        + (f", soft cap {s.softcap:g}" if s.softcap else "")
+        for s, n in counts.items()
+    )
+
+
+def layout_json(layout: ProgramLayout) -> str:
+    """Canonical JSON text of a layout."""
+    return json.dumps(layout.to_json(), sort_keys=True)

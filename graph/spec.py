@@ -1,0 +1,138 @@
+"""`load_spec`: what a model is, read from its files without building it.
+
+Owns the configuration facts every later stage starts from. Imports neither torch nor transformers:
+a start from a bundle needs only this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from girih.graph.progress import Progress, no_progress
+from girih.graph.sources import ModelFiles, resolve_source
+from girih.kernels.errors import ConfigError, SourceError
+
+# Where the weights came from, not what they compute: a fine-tune differs in these and nothing else.
+PROVENANCE_KEYS = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model, as its files describe it.
+
+    Attributes:
+        files: where configuration, tokenizer and weights are.
+        config: `config.json` as plain data.
+        generation: `generation_config.json` as plain data ({} when absent).
+        dtype: compute and weight dtype, e.g. "bfloat16".
+    """
+
+    files: ModelFiles
+    config: dict[str, Any]
+    generation: dict[str, Any]
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        """Short name of the model."""
+        return self.files.name
+
+    @property
+    def architecture(self) -> str:
+        """Class name transformers uses, e.g. "LlamaForCausalLM"."""
+        names = self.config.get("architectures") or []
+        return names[0] if names else str(self.config.get("model_type", "unknown"))
+
+    @property
+    def text_config(self) -> dict[str, Any]:
+        """The part of the configuration that describes the language model."""
+        nested = self.config.get("text_config")
+        return nested if isinstance(nested, dict) else self.config
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output head."""
+        return int(self.text_config["vocab_size"])
+
+    @property
+    def max_position(self) -> int:
+        """Longest sequence the configuration allows, in tokens."""
+        for key in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
+            if self.text_config.get(key):
+                return int(self.text_config[key])
+        raise SourceError(
+            f"{self.files.path} does not say how long a sequence may be "
+            "(no max_position_embeddings); set model.max_model_len"
+        )
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Token ids that end a generation (generation config first, then config)."""
+        for source in (self.generation, self.text_config, self.config):
+            ids = source.get("eos_token_id")
+            if ids is not None:
+                return tuple(ids) if isinstance(ids, list) else (int(ids),)
+        return ()
+
+    def key_entries(self) -> list[tuple[str, str]]:
+        """What of the spec decides the compiled code, as (name, value) pairs."""
+        entries = [("dtype", self.dtype)]
+        for name in sorted(self.config):
+            if name not in PROVENANCE_KEYS:
+                value = json.dumps(self.config[name], sort_keys=True)
+                entries.append((f"config.{name}", value))
+        return entries
+
+    @property
+    def key(self) -> str:
+        """Hash of `key_entries`."""
+        text = "\n".join(f"{k}={v}" for k, v in self.key_entries())
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def as_text(self) -> str:
+        """Summary for people."""
+        c = self.text_config
+        heads = c.get("num_attention_heads")
+        return (
+            f"model {self.name}: {self.architecture}, {self.dtype}\n"
+            f"  layers {c.get('num_hidden_layers')}, hidden {c.get('hidden_size')}, heads {heads}"
+            f" ({c.get('num_key_value_heads', heads)} kv), vocabulary {c.get('vocab_size')}\n"
+            f"  files {self.files.name}, key {self.key}\n"
+        )
+
+
+def load_spec(source: str, dtype: str = "auto", progress: Progress = no_progress) -> ModelSpec:
+    """Read what a model is.
+
+    Args:
+        source: HF directory, `.gguf` file, hub id, or built-in name.
+        dtype: "auto" for the checkpoint's own, else "bfloat16", "float16" or "float32".
+        progress: observer of downloads and conversions.
+
+    Raises:
+        SourceError: the source is missing or unreadable.
+        ConfigError: the dtype is none of the above.
+    """
+    allowed = ("auto", "bfloat16", "float16", "float32")
+    if dtype not in allowed:
+        raise ConfigError(f"dtype is {dtype!r}; it must be one of {', '.join(allowed)}")
+    files = resolve_source(source, progress)
+    config = _read_json(files.path / "config.json")
+    generation_path = files.path / "generation_config.json"
+    generation = _read_json(generation_path) if generation_path.exists() else {}
+    resolved = files.dtype if dtype == "auto" else dtype
+    return ModelSpec(files=files, config=config, generation=generation, dtype=resolved)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{path} could not be read as JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise SourceError(f"{path} holds {type(data).__name__}, not an object")
+    return data

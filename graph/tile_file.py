@@ -1,0 +1,161 @@
+"""A tile's graph as JSON: how it reaches a compiling process and stays readable in a bundle.
+
+Inputs carry dtype and shape (symbolic sizes by name); calls carry the operator's name and plain
+arguments. Reading a file back gives a graph that runs, prints and compiles like the original.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+import girih.kernels.ops  # registers the ops named in files  # noqa: F401
+from girih.kernels.errors import BundleError
+
+_PYTHON_OPS = {
+    f"operator.{f.__name__}": f
+    for f in (
+        operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv,
+        operator.mod, operator.truediv, operator.neg,
+    )
+}  # fmt: skip
+
+
+def tile_to_json(graph: fx.Graph) -> dict[str, Any]:
+    """Encode a tile graph (placeholders, calls of operators, one output tuple)."""
+    numbers: dict[fx.Node, int] = {}
+    inputs, calls = [], []
+    outputs: list[int] = []
+    for node in graph.nodes:
+        if node.op == "output":
+            outputs = [numbers[n] for n in node.args[0]]
+            continue
+        numbers[node] = len(numbers)
+        if node.op == "placeholder":
+            inputs.append(_encode_input(node.meta["val"]))
+        else:
+            kwargs = {k: _encode(v, numbers) for k, v in node.kwargs.items()}
+            call = {"op": _op_name(node.target), "args": _encode(node.args, numbers)}
+            calls.append({**call, "kwargs": kwargs} if kwargs else call)
+    return {"inputs": inputs, "calls": calls, "outputs": outputs}
+
+
+def tile_from_json(data: dict[str, Any]) -> fx.Graph:
+    """Decode a tile graph; every node gets its `meta["val"]` again.
+
+    Raises:
+        BundleError: an operator that this build of torch and girih does not have.
+    """
+    graph = fx.Graph()
+    nodes: list[fx.Node] = []
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    sizes = _SymbolicSizes(mode)
+    for number, row in enumerate(data["inputs"]):
+        node = graph.placeholder(f"x{number}")
+        node.meta["val"] = sizes.tensor(row)
+        nodes.append(node)
+    for row in data["calls"]:
+        args = _decode(row["args"], nodes)
+        kwargs = {k: _decode(v, nodes) for k, v in row.get("kwargs", {}).items()}
+        node = graph.call_function(_op(row["op"]), tuple(args), kwargs)
+        with mode:
+            node.meta["val"] = node.target(
+                *fx.node.map_arg(node.args, lambda n: n.meta["val"]),
+                **fx.node.map_arg(node.kwargs, lambda n: n.meta["val"]),
+            )
+        nodes.append(node)
+    graph.output(tuple(nodes[i] for i in data["outputs"])).meta["val"] = None
+    return graph
+
+
+def write_tile(graph: fx.Graph, path: Path) -> None:
+    """Write a tile graph to a file."""
+    path.write_text(json.dumps(tile_to_json(graph), indent=0))
+
+
+def read_tile(path: Path) -> fx.Graph:
+    """Read a tile graph from a file."""
+    return tile_from_json(json.loads(path.read_text()))
+
+
+def _encode_input(value: torch.Tensor) -> dict[str, Any]:
+    shape = [s if isinstance(s, int) else str(s.node.expr) for s in value.shape]
+    return {"dtype": str(value.dtype).removeprefix("torch."), "shape": shape}
+
+
+class _SymbolicSizes:
+    """One symbolic size per name, shared by all inputs of a tile."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._sizes: dict[str, int] = {}
+        self._known: dict[str, Any] = {}
+
+    def tensor(self, row: dict[str, Any]) -> torch.Tensor:
+        from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+        for size in row["shape"]:
+            if isinstance(size, str):
+                self._sizes.setdefault(size, 37 - 14 * len(self._sizes))
+        shape = [self._sizes.get(s, s) if isinstance(s, str) else s for s in row["shape"]]
+        real = torch.empty(shape, dtype=getattr(torch, row["dtype"]), device="meta")
+        dynamic = [
+            DimDynamic.DUCK if isinstance(s, str) else DimDynamic.STATIC for s in row["shape"]
+        ]
+        context = StatelessSymbolicContext(dynamic_sizes=dynamic)
+        meta = self._mode.from_tensor(real, symbolic_context=context)
+        with self._mode:
+            return torch.empty(meta.shape, dtype=meta.dtype, device="cpu")
+
+
+def _op_name(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    return f"operator.{target.__name__}"
+
+
+def _op(name: str) -> Any:
+    if name in _PYTHON_OPS:
+        return _PYTHON_OPS[name]
+    namespace, op, overload = name.split(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), op), overload)
+    except AttributeError as error:
+        raise BundleError(f"tile uses operator {name}, which this torch does not have") from error
+
+
+def _encode(value: Any, numbers: dict[fx.Node, int]) -> Any:
+    if isinstance(value, fx.Node):
+        return {"%": numbers[value]}
+    if isinstance(value, (list, tuple)):
+        return [_encode(v, numbers) for v in value]
+    for kind in (torch.dtype, torch.memory_format, torch.layout):
+        if isinstance(value, kind):
+            return {"torch": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return {"float": value.hex()}
+    raise BundleError(f"tile holds an argument of type {type(value).__name__}: {value!r}")
+
+
+def _decode(value: Any, nodes: list[fx.Node]) -> Any:
+    if isinstance(value, list):
+        return [_decode(v, nodes) for v in value]
+    if isinstance(value, dict):
+        ((kind, content),) = value.items()
+        if kind == "%":
+            return nodes[content]
+        if kind == "torch":
+            return getattr(torch, content)
+        return torch.device(content) if kind == "device" else float.fromhex(content)
+    return value

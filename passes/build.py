@@ -1,0 +1,284 @@
+"""From a spec to a bundle: trace, lower, partition, compile, seal; and finding it again by key.
+
+The chain behind `girih.compile`. Each stage gets exactly what its key entries name, so a bundle is
+found without tracing: the key is computed from the spec, the switches and the target alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from safetensors.torch import save_file
+
+from girih.graph.bundle import (
+    MANIFEST,
+    Bundle,
+    BundleKey,
+    open_bundle,
+    read_key,
+    remove_bundle,
+    seal,
+    tile_graph,
+    tile_package,
+)
+from girih.graph.cache_dir import cache_dir
+from girih.graph.compile_pool import CompilePool
+from girih.graph.inductor import inductor_options
+from girih.graph.partition import Program, partition
+from girih.graph.progress import Progress, ProgressEvent, no_progress
+from girih.graph.spec import ModelSpec
+from girih.graph.tile_file import write_tile
+from girih.graph.trace import MAX_STEP_TOKENS, Traced, trace
+from girih.kernels.errors import BundleError, CompileError, ConfigError
+from girih.kernels.library import build_library, require_compiler, source_digest
+from girih.kernels.target import Target
+from girih.passes.options import OptConfig
+from girih.passes.runner import Lowered, lower
+
+log = logging.getLogger("girih.build")
+
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def bundle_key(spec: ModelSpec, opt: OptConfig, target: Target) -> BundleKey:
+    """What the compiled code depends on; needs no tracing and no transformers import."""
+    switches = {name: options["enabled"] for name, options in asdict(opt.passes).items()}
+    entries = [
+        *((f"model.{name}", value) for name, value in spec.key_entries()),
+        *((f"opt.{name}", str(enabled)) for name, enabled in switches.items()),
+        ("target.device", target.device),
+        ("target.isa", target.isa),
+        ("target.threads", "dynamic"),
+        ("target.compiler", target.compiler),
+        ("tiles.max_step_tokens", str(MAX_STEP_TOKENS)),
+        *((f"inductor.{k}", str(v)) for k, v in sorted(inductor_options(target).items())),
+        ("torch", torch.__version__),
+        ("transformers", importlib.metadata.version("transformers")),
+        ("girih.kernels", source_digest()[:16]),
+        ("girih.compiler", _compiler_digest()),
+    ]
+    return BundleKey(tuple(entries))
+
+
+def find_or_build(
+    spec: ModelSpec,
+    opt: OptConfig,
+    target: Target,
+    bundle: str | None = None,
+    progress: Progress = no_progress,
+) -> tuple[Bundle, str]:
+    """Open the bundle for a model, compiling it first when there is none.
+
+    Args:
+        spec: the model.
+        opt: switches; `opt.compile` must be true.
+        target: what to compile for.
+        bundle: directory to use or write; None uses the cache, by key.
+        progress: observer.
+
+    Returns:
+        The bundle, and how it was had: "found", or "built: REASON".
+
+    Raises:
+        BundleError: the directory named by `bundle` holds a bundle for something else.
+        CompileError: compiling failed.
+    """
+    key = bundle_key(spec, opt, target)
+    path = Path(bundle).expanduser().resolve() if bundle else bundle_dir() / key.digest
+    reason = _why_unusable(path, key, explicit=bundle is not None)
+    if reason is None:
+        return open_bundle(path), "found"
+    require_compiler()
+    with _Exclusive(path, progress):
+        if _why_unusable(path, key, explicit=bundle is not None) is None:
+            return open_bundle(path), "found"
+        build = _Build(spec, opt, target, key, progress)
+        build.run(path)
+    return open_bundle(path), f"built: {reason}"
+
+
+def bundle_dir() -> Path:
+    """Where bundles are cached."""
+    return cache_dir() / "bundles"
+
+
+def lower_and_partition(traced: Traced, opt: OptConfig, target: Target) -> tuple[Lowered, Program]:
+    """The two stages between tracing and compiling."""
+    lowered = lower(traced, opt, target)
+    return lowered, partition(lowered.graph, lowered.weights, traced.constants)
+
+
+def _why_unusable(path: Path, key: BundleKey, explicit: bool) -> str | None:
+    """Why the bundle at `path` cannot be used, or None when it can."""
+    found = read_key(path)
+    if found is None and not (path / MANIFEST).exists():
+        if explicit and path.exists() and any(path.iterdir()):
+            raise BundleError(
+                f"{path} is not a bundle and not empty; name an empty or new directory"
+            )
+        return "no bundle for this key"
+    if found is not None and found.digest != key.digest:
+        differences = "; ".join(found.differences(key)[:4])
+        if explicit:
+            raise BundleError(
+                f"bundle {path} was built for something else: {differences}. Build one with "
+                "`girih compile bundle=DIR`, or leave out bundle= to use the cache"
+            )
+        return f"the key differs: {differences}"
+    try:
+        open_bundle(path)
+    except BundleError as error:
+        log.warning("%s; compiling it again", error)
+        return str(error)
+    return None
+
+
+class _Exclusive(ExitStack):
+    """Hold the lock of a bundle path, so that two processes build one bundle."""
+
+    def __init__(self, path: Path, progress: Progress) -> None:
+        super().__init__()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(path.parent / f".{path.name}.lock")
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                progress(ProgressEvent("compile", 0, None, "another process compiles this model"))
+                lock.acquire()
+        except OSError as error:
+            raise BundleError(
+                f"bundles cannot be written to {path.parent}: {error}; set GIRIH_CACHE_DIR to a "
+                "writable place, or bundle=DIR"
+            ) from error
+        self.callback(lock.release)
+
+
+class _Build:
+    """One build: stages in order, kernel library and compile processes beside them."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        opt: OptConfig,
+        target: Target,
+        key: BundleKey,
+        progress: Progress,
+    ) -> None:
+        if not opt.compile:
+            raise ConfigError(f"opt={opt.level} compiles nothing, so it has no bundle; use opt=O2")
+        self.spec, self.opt, self.target, self.key = spec, opt, target, key
+        self.progress = progress
+        self.seconds: dict[str, float] = {}
+
+    def run(self, path: Path) -> None:
+        """Build in a temporary directory beside `path`, then put it in place at once."""
+        work = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+        try:
+            with CompilePool(self.target.threads) as pool, ThreadPoolExecutor(1) as background:
+                library = background.submit(self._build_library, work / "kernels.so")
+                lowered, program = self._front()
+                self._compile_tiles(pool, program, work)
+                self._finish(library)
+            save_file(program.constants, work / "constants.safetensors")
+            seal(work, self.key, self._description(lowered, program))
+            work.chmod(0o755)
+            if path.exists():
+                remove_bundle(path)
+            work.rename(path)
+        except OSError as error:
+            raise BundleError(
+                f"the bundle could not be written to {path.parent}: {error}; free space or set "
+                "GIRIH_CACHE_DIR to another place"
+            ) from error
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    def _front(self) -> tuple[Lowered, Program]:
+        traced = self._timed("trace", lambda: trace(self.spec, self.progress))
+        self.progress(ProgressEvent("lower", 0, None, self.opt.level))
+        return self._timed("lower", lambda: lower_and_partition(traced, self.opt, self.target))
+
+    def _compile_tiles(self, pool: CompilePool, program: Program, work: Path) -> None:
+        (work / "tiles").mkdir()
+        jobs = []
+        for tile in sorted(program.tiles.values(), key=lambda t: -len(t.text)):
+            write_tile(tile.graph, tile_graph(work, tile.key))
+            jobs.append((tile_graph(work, tile.key), tile_package(work, tile.key)))
+        total = len(jobs)
+        self.progress(ProgressEvent("compile", 0, total, f"tile 1 of {total}"))
+        finished: list[str] = []
+
+        def done(package: Path, seconds: float) -> None:
+            self.seconds[f"tile {package.stem}"] = seconds
+            finished.append(package.stem)
+            count = len(finished)
+            following = f"tile {min(count + 1, total)} of {total}"
+            self.progress(ProgressEvent("compile", count, total, following))
+
+        self._timed("compile", lambda: pool.compile(jobs, self.target, done))
+
+    def _build_library(self, path: Path) -> None:
+        started = time.perf_counter()
+        build_library(self.target.isa, path)
+        self.seconds["kernels"] = time.perf_counter() - started
+
+    def _finish(self, library: Future[None]) -> None:
+        if not library.done():
+            self.progress(ProgressEvent("kernels", 0, None, "kernel library"))
+        error = library.exception()
+        if error:
+            raise error if isinstance(error, CompileError) else CompileError(str(error))
+
+    def _timed(self, name: str, work: Callable[[], Any]) -> Any:
+        started = time.perf_counter()
+        result = work()
+        self.seconds[name] = time.perf_counter() - started
+        return result
+
+    def _description(self, lowered: Lowered, program: Program) -> dict[str, Any]:
+        return {
+            "model": self.spec.name,
+            "layout": program.layout.to_json(),
+            "weights": program.weights.to_json(),
+            "notes": {tile.key: tile.note for tile in program.tiles.values()},
+            "report": lowered.report(),
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+        }
+
+
+# Files of graph/ and kernels/ that decide what is compiled; passes/ counts as a whole.
+_DECIDING = (
+    "graph/inductor.py",
+    "graph/partition.py",
+    "graph/program.py",
+    "graph/text.py",
+    "graph/tile_file.py",
+    "graph/trace.py",
+    "graph/weight_plan.py",
+    "kernels/kv_layout.py",
+    "kernels/ops.py",
+    "kernels/packing.py",
+)
+
+
+def _compiler_digest() -> str:
+    """Hash of the sources that decide what is compiled: a changed pass makes old bundles miss."""
+    paths = [_ROOT / name for name in _DECIDING] + sorted((_ROOT / "passes").glob("*.py"))
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]

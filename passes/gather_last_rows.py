@@ -1,0 +1,138 @@
+"""Compute after the last attention only the rows whose logits are wanted."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from girih.passes.pass_api import PassContext, Phase, insert_call, register_pass
+
+aten = torch.ops.aten
+
+_SELECTORS = {aten.index_select.default, aten.index.Tensor}
+
+
+@register_pass(phase=Phase.FUSE)
+def gather_last_rows(graph: fx.Graph, ctx: PassContext) -> int:
+    """Move the selection of the needed rows up to just behind the last attention.
+
+    %o = attention(..)[T]; %h = mlp(%o)[T]; %y = index(%h, idx)[S]
+      ->  %s = index_select(%o, idx)[S]; %y = mlp(%s)[S]
+
+    A prefill of 1024 tokens then runs its last output projection, MLP and norm on one row. Refuses
+    when an operation between does not work row by row on the token dimension.
+    """
+    selector = _find_selector(graph)
+    if selector is None:
+        return 0
+    index = next(n for n in graph.nodes if n.meta.get("input") == "logits_index")
+    region = _rows_region(graph, selector)
+    blocked = [n for n in region if not _works_by_row(n)]
+    if blocked or not region:
+        for node in blocked:
+            ctx.refuse(node, f"{node.target} may mix rows; the selection stays below it")
+        return 0
+    return _move_selection(graph, selector, index, region)
+
+
+def _find_selector(graph: fx.Graph) -> fx.Node | None:
+    for node in graph.nodes:
+        if node.target in _SELECTORS and _token_dim(node.args[0]) is not None:
+            uses = node.all_input_nodes[1:]
+            if any(n.meta.get("input") == "logits_index" for n in uses):
+                return node
+    return None
+
+
+def _rows_region(graph: fx.Graph, selector: fx.Node) -> list[fx.Node]:
+    """Nodes from the last attention to the selector that carry the token dimension, in order."""
+    attention = torch.ops.girih.attention.default
+    last = list(graph.find_nodes(op="call_function", target=attention))[-1]
+    after: set[fx.Node] = {last}
+    region = []
+    for node in graph.nodes:
+        if node is selector:
+            break
+        if any(n in after for n in node.all_input_nodes):
+            after.add(node)
+            region.append(node)
+    used_below = {selector}
+    for node in reversed(region):
+        if any(u in used_below for u in node.users):
+            used_below.add(node)
+    return [n for n in region if n in used_below]
+
+
+def _token_dim(node: object) -> int | None:
+    """The dimension of symbolic size, when there is exactly one."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if not isinstance(value, torch.Tensor):
+        return None
+    dims = [i for i, size in enumerate(value.shape) if isinstance(size, torch.SymInt)]
+    return dims[0] if len(dims) == 1 else None
+
+
+_BY_ROW = {
+    aten.linear.default,
+    aten.mean.dim,
+    aten.unsqueeze.default,
+    aten.select.int,
+    aten.view.default,
+    aten.reshape.default,
+    aten.to.dtype,
+    aten.clone.default,
+    aten.contiguous.default,
+    aten.slice.Tensor,
+}
+
+
+def _works_by_row(node: fx.Node) -> bool:
+    """Whether a row of the result needs only the same row of the operands."""
+    if _token_dim(node) is None:
+        return False
+    if torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        return True
+    if node.target is aten.mean.dim:
+        rank = node.args[0].meta["val"].ndim
+        return _token_dim(node.args[0]) not in [d % rank for d in node.args[1]]
+    if node.target in (aten.view.default, aten.reshape.default):
+        return _token_size_is_symbolic(node)
+    if node.target is aten.slice.Tensor:
+        dim = node.args[1] % node.meta["val"].ndim if len(node.args) > 1 else 0
+        return dim != _token_dim(node)
+    return node.target in _BY_ROW
+
+
+def _token_size_is_symbolic(node: fx.Node) -> bool:
+    sizes = node.args[1]
+    return any(isinstance(s, fx.Node) for s in sizes)
+
+
+def _move_selection(
+    graph: fx.Graph, selector: fx.Node, index: fx.Node, region: list[fx.Node]
+) -> int:
+    """Select rows of what enters the region, and let the region work on S rows."""
+    inside = set(region)
+    selected: dict[fx.Node, fx.Node] = {}
+    num_rows = insert_call(graph, region[0], aten.sym_size.int, (index, 0), selector)
+    for node in region:
+        for operand in list(node.all_input_nodes):
+            if operand in inside:
+                continue
+            if isinstance(operand.meta.get("val"), torch.SymInt):
+                node.replace_input_with(operand, num_rows)
+            elif _token_dim(operand) is not None:
+                if operand not in selected:
+                    args = (operand, _token_dim(operand), index)
+                    selected[operand] = insert_call(
+                        graph, region[0], aten.index_select.default, args, operand
+                    )
+                node.replace_input_with(operand, selected[operand])
+    for node in region:
+        node.meta["val"] = node.target(
+            *fx.node.map_arg(node.args, lambda n: n.meta["val"]),
+            **fx.node.map_arg(node.kwargs, lambda n: n.meta["val"]),
+        )
+    selector.replace_all_uses_with(selector.args[0])
+    graph.erase_node(selector)
+    return len(selected)

@@ -1,0 +1,293 @@
+"""From a configuration to a running engine, and the two views on the way there.
+
+build_engine   find or build the bundle, load weights, size the KV cache, bind, assemble the core
+compile        find or build the bundle only
+explain        print every stage of the compilation
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from girih.graph.bundle import Bundle
+from girih.graph.checkpoint import open_checkpoint
+from girih.graph.executable import Executable, kv_bytes_per_block
+from girih.graph.inductor import TileFn, eager_tile, load_tile
+from girih.graph.program import ProgramLayout, program_map
+from girih.graph.progress import Progress, no_progress
+from girih.graph.spec import ModelSpec, load_spec
+from girih.graph.trace import trace
+from girih.graph.weight_plan import WeightPlan
+from girih.graph.weights import load_weights
+from girih.kernels.errors import ConfigError
+from girih.kernels.library import load_library
+from girih.kernels.target import Target, resolve_target
+from girih.passes.build import bundle_key, find_or_build, lower_and_partition
+from girih.runtime.batch import PersistentBatch
+from girih.runtime.cache_size import plan_cache
+from girih.runtime.config import EngineConfig
+from girih.runtime.engine import EngineCore
+from girih.runtime.kv_cache import KVCacheManager
+from girih.runtime.model_runner import CompiledModelRunner
+from girih.runtime.scheduler import Scheduler
+
+T = TypeVar("T")
+
+
+@dataclass
+class LaunchReport:
+    """How a start went.
+
+    Attributes:
+        bundle: "found", "built: REASON", or "none: ..." at O0.
+        seconds: per stage.
+        memory: what the executable owns, for people.
+        attention: backend taken, and why others were not.
+    """
+
+    bundle: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    memory: str = ""
+    attention: str = ""
+
+    def timed(self, name: str, work: Callable[[], T]) -> T:
+        """Run `work` and book its time under `name`."""
+        started = time.perf_counter()
+        result = work()
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+        return result
+
+    def as_text(self) -> str:
+        """A few lines for the log."""
+        parts = ", ".join(f"{name} {value:.2f} s" for name, value in self.seconds.items())
+        return f"bundle {self.bundle}\n{parts}\n{self.attention}\n{self.memory}"
+
+
+@dataclass(frozen=True)
+class EngineHandle:
+    """A running engine and the facts a front end needs.
+
+    Attributes:
+        core: the engine core.
+        spec: the model.
+        name: name to show.
+        key: the bundle's key ("eager" at O0).
+        max_model_len: longest prompt + output, in tokens.
+        report: how the start went.
+    """
+
+    core: EngineCore
+    spec: ModelSpec
+    name: str
+    key: str
+    max_model_len: int
+    report: LaunchReport
+
+    @property
+    def model_path(self) -> Path:
+        """Directory with the tokenizer."""
+        return self.spec.files.path
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return self.spec.vocab_size
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a generation."""
+        return self.spec.eos_token_ids
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """What binding needs, from a bundle or from an eager trace."""
+
+    layout: ProgramLayout
+    tiles: dict[str, TileFn]
+    weights: WeightPlan
+    constants: dict[str, torch.Tensor]
+    key: str
+    attention: str | None
+
+
+def build_engine(config: EngineConfig, progress: Progress = no_progress) -> EngineHandle:
+    """Build an engine.
+
+    Raises:
+        SourceError, WeightError: the model cannot be found or read.
+        TraceError, CompileError, BundleError: it cannot be compiled.
+        CapacityError: the KV cache does not hold one request of the model length.
+    """
+    report = LaunchReport()
+    model = config.model
+    spec = report.timed("spec", lambda: load_spec(model.source, model.dtype, progress))
+    start = _Start(config, spec, _target(config), _model_length(spec, config), report, progress)
+    compiled = start.from_bundle() if config.opt.compile else start.eager()
+    executable = start.bind(compiled)
+    core = start.core(executable)
+    return EngineHandle(
+        core, spec, model.name or spec.name, compiled.key, start.max_model_len, report
+    )
+
+
+def compile(config: EngineConfig, progress: Progress = no_progress) -> str:
+    """Find or build the bundle of a model.
+
+    Returns:
+        A report for people; its first line names the bundle's directory.
+
+    Raises:
+        As `build_engine`, and ConfigError at O0, which compiles nothing.
+    """
+    if not config.opt.compile:
+        raise ConfigError(f"opt={config.opt.level} compiles nothing; use opt=O2")
+    spec = load_spec(config.model.source, config.model.dtype, progress)
+    started = time.perf_counter()
+    bundle, how = find_or_build(spec, config.opt, _target(config), config.compile.bundle, progress)
+    seconds = time.perf_counter() - started
+    stages = ", ".join(f"{k} {v:.1f} s" for k, v in bundle.seconds.items())
+    size = sum(p.stat().st_size for p in bundle.path.rglob("*") if p.is_file())
+    return (
+        f"bundle {bundle.path}\n"
+        f"{how}, {seconds:.1f} s, {size / 2**20:.1f} MiB, key {bundle.key.digest}\n"
+        f"built in: {stages}\n" + _pieces_line(bundle.layout)
+    )
+
+
+def explain(config: EngineConfig, progress: Progress = no_progress) -> str:
+    """Trace, lower and partition a model, and print every stage.
+
+    Returns:
+        Spec, pass table, program map, key; the last line is "pieces=N tiles=K".
+    """
+    spec = load_spec(config.model.source, config.model.dtype, progress)
+    target = _target(config)
+    traced = trace(spec, progress)
+    lowered, program = lower_and_partition(traced, config.opt, target)
+    notes = {tile.key: tile.note for tile in program.tiles.values()}
+    key = bundle_key(spec, config.opt, target).as_text() if config.opt.compile else "key eager\n"
+    return "\n".join(
+        (
+            spec.as_text(),
+            f"opt {config.opt.level}, target {target.device} {target.isa}, "
+            f"traced {len(traced.graph.nodes)} nodes in {traced.seconds:.1f} s\n",
+            lowered.report(),
+            program_map(program.layout, notes, program.weights),
+            key,
+            _pieces_line(program.layout),
+        )
+    )
+
+
+def _pieces_line(layout: ProgramLayout) -> str:
+    counts = layout.tile_counts
+    return f"pieces={sum(counts.values())} tiles={len(counts)}"
+
+
+def _target(config: EngineConfig) -> Target:
+    wanted = config.target
+    if wanted.threads:
+        torch.set_num_threads(wanted.threads)
+    return resolve_target(wanted.device, wanted.isa, wanted.threads)
+
+
+def _model_length(spec: ModelSpec, config: EngineConfig) -> int:
+    wanted = config.model.max_model_len
+    if wanted is None:
+        return spec.max_position
+    if wanted > spec.max_position:
+        raise ConfigError(
+            f"model.max_model_len is {wanted}; {spec.name} was made for at most "
+            f"{spec.max_position} tokens"
+        )
+    return wanted
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What the stages of one start share."""
+
+    config: EngineConfig
+    spec: ModelSpec
+    target: Target
+    max_model_len: int
+    report: LaunchReport
+    progress: Progress
+
+    def from_bundle(self) -> _Compiled:
+        """Find or build the bundle and load its code."""
+        config, report = self.config, self.report
+        bundle, report.bundle = report.timed(
+            "bundle",
+            lambda: find_or_build(
+                self.spec, config.opt, self.target, config.compile.bundle, self.progress
+            ),
+        )
+        tiles = report.timed("load tiles", lambda: _load_tiles(bundle))
+        return _Compiled(
+            bundle.layout, tiles, bundle.weights, bundle.constants, bundle.key.digest, None
+        )
+
+    def eager(self) -> _Compiled:
+        """Trace, and run the pieces operation by operation on reference attention."""
+        opt = self.config.opt
+        traced = self.report.timed("trace", lambda: trace(self.spec, self.progress))
+        _, program = self.report.timed(
+            "lower", lambda: lower_and_partition(traced, opt, self.target)
+        )
+        self.report.bundle = f"none: {opt.level} runs eager pieces"
+        tiles = {key: eager_tile(tile.graph) for key, tile in program.tiles.items()}
+        return _Compiled(
+            program.layout, tiles, program.weights, program.constants, "eager", "reference"
+        )
+
+    def bind(self, compiled: _Compiled) -> Executable:
+        """Load weights, size the KV cache and bind."""
+        cache, dtype = self.config.cache, getattr(torch, self.spec.dtype)
+        block_bytes = kv_bytes_per_block(compiled.layout, cache.block_size, dtype)
+        max_num_seqs = self.config.scheduler.max_num_seqs
+        weights = self.report.timed("weights", lambda: self._weights(compiled))
+        num_blocks = plan_cache(cache, block_bytes, self.max_model_len, max_num_seqs)
+        executable = self.report.timed(
+            "bind",
+            lambda: Executable(
+                compiled.layout,
+                compiled.tiles,
+                weights,
+                num_blocks,
+                cache.block_size,
+                dtype,
+                compiled.attention,
+            ),
+        )
+        self.report.memory = executable.memory_table()
+        self.report.attention = executable.attention_report()
+        return executable
+
+    def _weights(self, compiled: _Compiled) -> dict[str, torch.Tensor]:
+        with open_checkpoint(self.spec.files) as checkpoint:
+            return load_weights(
+                compiled.weights, checkpoint, compiled.constants, self.target.isa, self.progress
+            )
+
+    def core(self, executable: Executable) -> EngineCore:
+        """Assemble scheduler, batch and runner."""
+        cache, limits = self.config.cache, self.config.scheduler
+        kv = KVCacheManager(executable.num_blocks, cache.block_size, cache.enable_prefix_caching)
+        batch = PersistentBatch(
+            limits.max_num_seqs, self.max_model_len, cache.block_size, self.spec.vocab_size
+        )
+        scheduler = Scheduler(limits, kv, self.max_model_len)
+        return EngineCore(scheduler, CompiledModelRunner(executable, batch))
+
+
+def _load_tiles(bundle: Bundle) -> dict[str, TileFn]:
+    load_library(bundle.library)
+    return {key: load_tile(bundle.package(key)) for key in bundle.layout.tile_counts}

@@ -1,0 +1,61 @@
+"""Runs plans on an executable: batch rows in, tokens out.
+
+    plan → PersistentBatch.prepare → Executable.run → sample → PersistentBatch.commit
+
+Owns nothing of its own: rows belong to the batch, device memory to the executable, requests to the
+scheduler.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from girih.graph.executable import Executable, StepInputs
+from girih.runtime.batch import PersistentBatch, StepBatch
+from girih.runtime.executor import ModelRunnerOutput, SchedulerOutput
+from girih.runtime.request import TokenLogprobs
+from girih.runtime.sampler import sample, score_tokens
+
+
+class CompiledModelRunner:
+    """The runner behind the scheduler.
+
+    Args:
+        executable: the bound program.
+        batch: the rows of running requests.
+    """
+
+    def __init__(self, executable: Executable, batch: PersistentBatch) -> None:
+        self.executable = executable
+        self.batch = batch
+
+    @torch.inference_mode()
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one plan; see `ModelRunner.execute`."""
+        step = self.batch.prepare(plan)
+        logits = self.executable.run(_inputs(step))
+        output = sample(logits[: step.num_samples], step.sampling)
+        return self.batch.commit(step, output, _prompt_logprobs(step, logits))
+
+
+def _inputs(step: StepBatch) -> StepInputs:
+    return StepInputs(
+        ids=step.ids,
+        positions=step.positions,
+        logits_index=step.logits_index,
+        query_start=step.query_start,
+        seq_lens=step.seq_lens,
+        block_table=step.block_table,
+        slot_mapping=step.slot_mapping,
+    )
+
+
+def _prompt_logprobs(step: StepBatch, logits: torch.Tensor) -> dict[str, list[TokenLogprobs]]:
+    return {
+        rows.request_id: score_tokens(
+            logits[rows.start : rows.stop],
+            rows.token_ids,
+            [rows.num_logprobs] * (rows.stop - rows.start),
+        )
+        for rows in step.prompt_rows
+    }
