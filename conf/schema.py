@@ -91,6 +91,7 @@ ALIASES: dict[str, str] = {
     "top_k": "sampling.top_k",
     "seed": "sampling.seed",
     "stop": "sampling.stop",
+    "ignore_eos": "sampling.ignore_eos",
     "host": "serve.host",
     "port": "serve.port",
     "workload_file": "bench.workload_file",
