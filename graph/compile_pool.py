@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
+from typing import Any
 
 from girih.kernels.errors import CompileError
 from girih.kernels.target import Target
@@ -79,13 +80,14 @@ class CompilePool:
         finally:
             self._idle.put(process)
         if answer["error"]:
-            raise CompileError(str(answer["error"]))
-        return float(answer["seconds"])
+            raise CompileError(answer["error"])
+        seconds: float = answer["seconds"]
+        return seconds
 
     @staticmethod
     def _ask(
         process: subprocess.Popen[str], tile: Path, package: Path, target: Target
-    ) -> dict[str, object]:
+    ) -> dict[str, Any]:
         assert process.stdin is not None and process.stdout is not None, "pipes were asked for"
         job = {"tile": str(tile), "package": str(package), "target": asdict(target)}
         try:
@@ -100,5 +102,5 @@ class CompilePool:
                 f"the compiling process ended with exit code {code} while building "
                 f"{package.name}; its messages are above (out of memory kills it with -9)"
             )
-        result: dict[str, object] = json.loads(line)
+        result: dict[str, Any] = json.loads(line)
         return result

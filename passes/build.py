@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from filelock import FileLock, Timeout
@@ -49,6 +49,8 @@ from girih.passes.options import OptConfig
 from girih.passes.runner import Lowered, lower
 
 log = logging.getLogger("girih.build")
+
+T = TypeVar("T")
 
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -243,7 +245,7 @@ class _Build:
         if error:
             raise error if isinstance(error, CompileError) else CompileError(str(error))
 
-    def _timed(self, name: str, work: Callable[[], Any]) -> Any:
+    def _timed(self, name: str, work: Callable[[], T]) -> T:
         started = time.perf_counter()
         result = work()
         self.seconds[name] = time.perf_counter() - started
