@@ -54,6 +54,7 @@ _BINDING_FLAGS = (
     "-DTORCH_TARGET_VERSION=0x020b000000000000",
     "-I{include}",
     "-ffile-prefix-map={include}=include",
+    "-O1",  # it only checks; compile time matters more
 )
 
 _loaded: Path | None = None

@@ -115,9 +115,12 @@ class Attention {
     Context<T> context{a_, a_.block_table + item.request * a_.table_stride, item.head};
     int start = std::max(item.begin, base) / kTileSlots * kTileSlots;
     for (int tile = start; tile < stop; tile += kTileSlots) {
-      if (few_rows_fit<T>(a_, rows_.count(item))) {
-        add_tile_few(item, context, tile, state, sums, w);
-        continue;
+      // Only bfloat16 is worth the compile time of kernels of its own.
+      if constexpr (std::is_same_v<T, bf16>) {
+        if (few_rows_fit(a_, rows_.count(item))) {
+          add_tile_few(item, context, tile, state, sums, w);
+          continue;
+        }
       }
       widen_tile(context, tile, std::max(0, item.begin - tile), std::min(kTileSlots, stop - tile),
                  w.keys, w.values);

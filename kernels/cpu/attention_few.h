@@ -137,7 +137,6 @@ constexpr FewKernels<T> few_kernels(int rows, std::integer_sequence<int, I...>) 
   return all[rows - 1];
 }
 
-template <class T>
 inline bool few_rows_fit(const AttentionArgs& a, int rows) {
   return rows <= kFewRows && a.dim_v % kLanes == 0;
 }
