@@ -28,6 +28,7 @@ def test_kernels_compile_for(isa, tmp_path):
         assert built.read_bytes()[:4] == b"\x7fELF"
 
 
+@pytest.mark.slow
 def test_sixteen_lanes_compute_the_same():
     """The op tests once more, in a process whose library has 16-lane code."""
     result = subprocess.run(
