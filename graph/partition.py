@@ -208,7 +208,7 @@ def _extract(piece: _Piece) -> tuple[Tile, list[fx.Node]]:
     inputs = list(piece.inputs)
     for number, outer in enumerate(inputs):
         copies[outer] = graph.placeholder(f"x{number}")
-        copies[outer].meta["val"] = outer.meta["val"]
+        copies[outer].meta["val"] = _at_border(outer.meta["val"])
         copies[outer].meta["is_weight"] = "weight" in outer.meta
     sizes: dict[str, fx.Node] = {}
 
@@ -221,10 +221,26 @@ def _extract(piece: _Piece) -> tuple[Tile, list[fx.Node]]:
         new = graph.node_copy(node, copy_of)
         new.meta = {"val": node.meta["val"], "origin": node.meta.get("nn_module_stack")}
         copies[node] = new
-    outputs = graph.output(tuple(copies[n] for n in piece.outputs))
+    results = tuple(_contiguous(graph, copies[n]) for n in piece.outputs)
+    outputs = graph.output(results)
     outputs.meta["val"] = None
     text = graph_text(graph)
     return Tile(digest(text), graph, text, _describe(piece)), inputs
+
+
+def _at_border(value: torch.Tensor) -> torch.Tensor:
+    """A value as it crosses pieces: contiguous, because that is what tiles are compiled to take."""
+    return value if value.is_contiguous() else value.contiguous()
+
+
+def _contiguous(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """The node, or a contiguous copy of it at the end of the piece."""
+    if node.meta["val"].is_contiguous():
+        return node
+    options = {"memory_format": torch.contiguous_format}
+    copy = graph.call_function(torch.ops.aten.clone.default, (node,), options)
+    copy.meta["val"] = _at_border(node.meta["val"])
+    return copy
 
 
 def _local_size(

@@ -183,17 +183,29 @@ def _export(model: torch.nn.Module, spec: ModelSpec) -> torch.export.ExportedPro
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return torch.export.export(
+            exported = torch.export.export(
                 wrapper,
                 examples,
                 dynamic_shapes=({0: tokens}, {0: tokens}, {0: rows}),
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
+            return _without_writes(exported)
     except Exception as error:
         raise TraceError(
             f"{spec.architecture} could not be traced: {_first_line(error)} (at {_origin(error)})"
         ) from error
+
+
+def _without_writes(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Turn in-place writes into values: passes and pieces know data only along edges."""
+    writes = any(_writes(node) for node in exported.graph.nodes)
+    return exported.run_decompositions({}) if writes else exported
+
+
+def _writes(node: fx.Node) -> bool:
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 def _origin(error: BaseException) -> str:
@@ -291,6 +303,11 @@ def _check_captured(graph: fx.Graph, spec: ModelSpec) -> None:
             "interface, so it cannot be paged; this architecture is not supported"
         )
     for node in graph.nodes:
+        if _writes(node):
+            raise TraceError(
+                f"{spec.architecture} writes to a tensor in place ({node.target} at "
+                f"{node_origin(node)}): unsupported"
+            )
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and _num_token_dims(value) > 1:
             raise TraceError(

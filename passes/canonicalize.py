@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+import girih.kernels.ops  # registers girih::attention  # noqa: F401
 from girih.passes.pass_api import PassContext, Phase, insert_call, register_pass
 
 aten = torch.ops.aten
@@ -46,6 +47,7 @@ def canonicalize(graph: fx.Graph, ctx: PassContext) -> int:
     Refuses nothing: every rewrite keeps the values bit for bit.
     """
     count = _drop_asserts(graph)
+    count += _name_cast_dtypes(graph)
     count += _rewrite_device(graph, torch.device(ctx.target.device))
     count += _drop_identities(graph)
     count += _contiguous_attention_operands(graph)
@@ -60,6 +62,17 @@ def _drop_asserts(graph: fx.Graph) -> int:
     for node in doomed:
         graph.erase_node(node)
     return len(doomed)
+
+
+def _name_cast_dtypes(graph: fx.Graph) -> int:
+    """Write `type_as(x, y)` as a cast to y's dtype, which needs no y."""
+    nodes = graph.find_nodes(op="call_function", target=aten.type_as.default)
+    for node in nodes:
+        source, like = node.args
+        cast = insert_call(graph, node, aten.to.dtype, (source, like.meta["val"].dtype), node)
+        node.replace_all_uses_with(cast)
+        graph.erase_node(node)
+    return len(nodes)
 
 
 def _rewrite_device(graph: fx.Graph, device: torch.device) -> int:

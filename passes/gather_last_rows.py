@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import fx
 
+import girih.kernels.ops  # registers girih::attention  # noqa: F401
 from girih.passes.pass_api import PassContext, Phase, insert_call, register_pass
 
 aten = torch.ops.aten
@@ -96,16 +99,28 @@ def _works_by_row(node: fx.Node) -> bool:
         rank = node.args[0].meta["val"].ndim
         return _token_dim(node.args[0]) not in [d % rank for d in node.args[1]]
     if node.target in (aten.view.default, aten.reshape.default):
-        return _token_size_is_symbolic(node)
+        return _keeps_rows(node)
+    if node.target is aten.layer_norm.default:
+        return _token_dim(node) < node.meta["val"].ndim - len(node.args[1])
     if node.target is aten.slice.Tensor:
         dim = node.args[1] % node.meta["val"].ndim if len(node.args) > 1 else 0
         return dim != _token_dim(node)
     return node.target in _BY_ROW
 
 
-def _token_size_is_symbolic(node: fx.Node) -> bool:
-    sizes = node.args[1]
-    return any(isinstance(s, fx.Node) for s in sizes)
+def _keeps_rows(view: fx.Node) -> bool:
+    """Whether a view leaves the token dimension whole and where it was."""
+    names_size = any(isinstance(s, fx.Node) for s in view.args[1])
+    return names_size and _rows(view.args[0]) == _rows(view)
+
+
+def _rows(node: fx.Node) -> tuple[int, str] | None:
+    """Elements before the token dimension, and its size."""
+    dim = _token_dim(node)
+    if dim is None:
+        return None
+    shape = node.meta["val"].shape
+    return math.prod(shape[:dim]), str(shape[dim])
 
 
 def _move_selection(
