@@ -1,0 +1,44 @@
+"""The lowered graph of a tiny Llama as text, and the catalogue of passes.
+
+A change that means to alter graphs rewrites both: `pytest tests/passes --update-golden`.
+"""
+
+from pathlib import Path
+
+import pytest
+from support_models import tiny_traced
+
+from girih.passes.pass_api import PASSES
+from girih.passes.pipeline import PIPELINE
+
+ROOT = Path(__file__).parents[2]
+LEVELS = {"O0": ("canonicalize",), "O2": PIPELINE}
+BEGIN, END = "<!-- catalogue: begin -->\n", "<!-- catalogue: end -->\n"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_graph_of_a_tiny_llama(level, lowered_by, update_golden):
+    lowered, _ = lowered_by(tiny_traced("llama", dtype="bfloat16"), *LEVELS[level])
+    path = ROOT / "tests" / "golden" / f"llama_{level}.txt"
+    if update_golden:
+        path.write_text(lowered.as_text())
+    assert lowered.as_text() == path.read_text(), (
+        "the graph changed; if that is meant, run pytest tests/passes --update-golden"
+    )
+
+
+def catalogue():
+    """The passes as a table, from the registry."""
+    rows = [f"| `{p.name}` | {p.phase.value} | {p.summary} |" for p in map(PASSES.get, PIPELINE)]
+    return "\n".join(["| pass | phase | effect |", "|---|---|---|", *rows]) + "\n"
+
+
+def test_catalogue_in_the_readme(update_golden):
+    path = ROOT / "passes" / "README.md"
+    text = path.read_text()
+    before, _, rest = text.partition(BEGIN)
+    shown, _, after = rest.partition(END)
+    if update_golden:
+        shown = catalogue()
+        path.write_text(before + BEGIN + shown + END + after)
+    assert shown == catalogue(), "run pytest tests/passes --update-golden"
