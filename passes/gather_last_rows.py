@@ -101,7 +101,7 @@ def _works_by_row(node: fx.Node) -> bool:
     if node.target in (aten.view.default, aten.reshape.default):
         return _keeps_rows(node)
     if node.target is aten.layer_norm.default:
-        return _token_dim(node) < node.meta["val"].ndim - len(node.args[1])
+        return bool(_token_dim(node) < node.meta["val"].ndim - len(node.args[1]))
     if node.target is aten.slice.Tensor:
         dim = node.args[1] % node.meta["val"].ndim if len(node.args) > 1 else 0
         return dim != _token_dim(node)
