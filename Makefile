@@ -13,7 +13,7 @@ help:
 	@echo "make test       install and run the test suite                          (ARGS='-k scheduler')"
 	@echo "make test-slow  the tests marked slow, network and real_model"
 	@echo "make check      lint, format and types"
-	@echo "make bench      speed on the workloads of serve/workloads.json          (ARGS='model=DIR')"
+	@echo "make bench      speed on conf/bench/workloads.json                     (ARGS='model=DIR')"
 
 # torch is installed by its pinned version first: an open range would pull a CUDA build.
 $(READY): pyproject.toml constraints.txt

@@ -19,6 +19,7 @@ from girih.serve.progress import ProgressDisplay
 if TYPE_CHECKING:
     from girih.serve.llm import LLM
 
+WORKLOADS = Path(__file__).parents[2] / "conf" / "bench" / "workloads.json"
 WARM_UP_IDS = list(range(10, 26))
 KEEPS_CACHE = "prefix"  # the workload that measures prefix caching
 
@@ -44,17 +45,16 @@ def read_workloads(bench: BenchConfig) -> list[tuple[dict[str, Any], list[list[i
     """Return (description, prompts) of each chosen workload.
 
     Raises:
-        ConfigError: no file, an unreadable one, or a name that is not in it.
+        ConfigError: an unreadable file, or a workload that is not in it.
     """
-    if bench.workload_file is None:
-        raise ConfigError("bench offline needs workload_file=FILE")
+    file = Path(bench.workload_file) if bench.workload_file else WORKLOADS
     try:
-        document = json.loads(Path(bench.workload_file).read_text("utf-8"))
+        document = json.loads(file.read_text("utf-8"))
         low, high = document["token_range"]
         specs = document["workloads"]
         known = [spec["name"] for spec in specs]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"workload_file {bench.workload_file} cannot be read: {error}") from error
+        raise ConfigError(f"workload_file {file} cannot be read: {error}") from error
     missing = [name for name in bench.workloads if name not in known]
     if missing:
         raise ConfigError(f"workload '{missing[0]}' is not in the file; it has {', '.join(known)}")
