@@ -86,12 +86,14 @@ def partition(graph: fx.Graph, weights: WeightPlan, constants: dict[str, torch.T
     pieces = _collect_pieces(graph, levels)
     attention = [n for n in graph.nodes if n.target is ATTENTION]
     _connect(graph, pieces, attention)
+    result = next(n for n in graph.nodes if n.op == "output").args[0]
+    shared = {result, *(n for piece in pieces for n in piece.inputs)}
     values = _Values(graph)
     tiles: dict[str, Tile] = {}
     steps: list[TileStep | AttentionStep] = []
     slot = 0
     for number, piece in enumerate(pieces):
-        tile, inputs = _extract(piece)
+        tile, inputs = _extract(piece, shared)
         tiles.setdefault(tile.key, tile)
         steps.append(
             TileStep(
@@ -104,7 +106,6 @@ def partition(graph: fx.Graph, weights: WeightPlan, constants: dict[str, torch.T
         for node in (n for n in attention if levels[n] == number):
             steps.append(_attention_step(node, slot, values))
             slot += 1
-    result = next(n for n in graph.nodes if n.op == "output").args[0]
     layout = ProgramLayout(
         tuple(steps), values.inputs, values.weights, len(values.numbers), values.number(result)
     )
@@ -198,8 +199,13 @@ def _connect(graph: fx.Graph, pieces: list[_Piece], attention: list[fx.Node]) ->
         piece.outputs = [n for n in piece.nodes if n in needed and not _is_size(n)]
 
 
-def _extract(piece: _Piece) -> tuple[Tile, list[fx.Node]]:
+def _extract(piece: _Piece, shared: set[fx.Node]) -> tuple[Tile, list[fx.Node]]:
     """Copy a piece into a graph of its own.
+
+    Args:
+        piece: its nodes, inputs and outputs.
+        shared: values that tiles read. They cross contiguous, because tiles are compiled to take
+            that; what only attention reads may be a strided view.
 
     Returns the tile and the outer nodes its placeholders stand for.
     """
@@ -221,15 +227,15 @@ def _extract(piece: _Piece) -> tuple[Tile, list[fx.Node]]:
         new = graph.node_copy(node, copy_of)
         new.meta = {"val": node.meta["val"], "origin": node.meta.get("nn_module_stack")}
         copies[node] = new
-    results = tuple(_contiguous(graph, copies[n]) for n in piece.outputs)
-    outputs = graph.output(results)
+    results = [_contiguous(graph, copies[n]) if n in shared else copies[n] for n in piece.outputs]
+    outputs = graph.output(tuple(results))
     outputs.meta["val"] = None
     text = graph_text(graph)
     return Tile(digest(text), graph, text, _describe(piece)), inputs
 
 
 def _at_border(value: torch.Tensor) -> torch.Tensor:
-    """A value as it crosses pieces: contiguous, because that is what tiles are compiled to take."""
+    """A shared value as tiles see it."""
     return value if value.is_contiguous() else value.contiguous()
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 import girih.kernels.ops  # registers girih::attention  # noqa: F401
-from girih.passes.pass_api import PassContext, Phase, insert_call, register_pass
+from girih.passes.pass_api import PassContext, Phase, insert_call, refresh_values, register_pass
 
 aten = torch.ops.aten
 
@@ -143,11 +143,8 @@ def _move_selection(
                         graph, region[0], aten.index_select.default, args, operand
                     )
                 node.replace_input_with(operand, selected[operand])
-    for node in region:
-        node.meta["val"] = node.target(
-            *fx.node.map_arg(node.args, lambda n: n.meta["val"]),
-            **fx.node.map_arg(node.kwargs, lambda n: n.meta["val"]),
-        )
-    selector.replace_all_uses_with(selector.args[0])
+    last = selector.args[0]
+    selector.replace_all_uses_with(last)
     graph.erase_node(selector)
+    refresh_values(graph, [num_rows, *selected.values(), last])
     return len(selected)

@@ -6,7 +6,14 @@ import torch
 from torch import fx
 
 from girih.graph.weight_plan import PLAIN, WeightEntry
-from girih.passes.pass_api import PassContext, Phase, insert_call, insert_weight, register_pass
+from girih.passes.pass_api import (
+    PassContext,
+    Phase,
+    insert_call,
+    insert_weight,
+    refresh_values,
+    register_pass,
+)
 
 aten = torch.ops.aten
 
@@ -22,6 +29,7 @@ def merge_sibling_linears(graph: fx.Graph, ctx: PassContext) -> int:
     the loader fills row ranges. Refuses weights with other users (tied embeddings) and siblings of
     which only some have a bias.
     """
+    parts: list[fx.Node] = []
     count = 0
     for x, siblings in _sibling_groups(graph):
         mergeable = [n for n in siblings if _is_mergeable(n, x, ctx)]
@@ -30,8 +38,9 @@ def merge_sibling_linears(graph: fx.Graph, ctx: PassContext) -> int:
         if len({len(n.args) > 2 and n.args[2] is not None for n in mergeable}) > 1:
             ctx.refuse(mergeable[0], "only some of the siblings have a bias")
             continue
-        _merge(graph, x, mergeable, ctx)
+        parts += _merge(graph, x, mergeable, ctx)
         count += 1
+    refresh_values(graph, parts)  # a part is a strided view where a linear was contiguous
     return count
 
 
@@ -57,24 +66,28 @@ def _is_mergeable(node: fx.Node, x: fx.Node, ctx: PassContext) -> bool:
     return True
 
 
-def _merge(graph: fx.Graph, x: fx.Node, linears: list[fx.Node], ctx: PassContext) -> None:
+def _merge(graph: fx.Graph, x: fx.Node, linears: list[fx.Node], ctx: PassContext) -> list[fx.Node]:
+    """Returns the parts that take the places of `linears`."""
     weight = _merged_weight(graph, [n.args[1] for n in linears], ctx)
     args: tuple[fx.Node, ...] = (x, weight)
     if len(linears[0].args) > 2 and linears[0].args[2] is not None:
         args = (*args, _merged_weight(graph, [n.args[2] for n in linears], ctx))
     first = linears[0]
     merged = insert_call(graph, first, aten.linear.default, args, first)
+    parts = []
     start = 0
     for node in linears:
         rows = int(node.meta["val"].shape[-1])
         part = insert_call(graph, first, aten.slice.Tensor, (merged, -1, start, start + rows), node)
         node.replace_all_uses_with(part)
+        parts.append(part)
         start += rows
     for node in linears:
         operands = [a for a in node.args[1:] if a is not None]
         graph.erase_node(node)
         for operand in operands:
             graph.erase_node(operand)
+    return parts
 
 
 def _merged_weight(graph: fx.Graph, parts: list[fx.Node], ctx: PassContext) -> fx.Node:

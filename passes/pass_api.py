@@ -10,7 +10,7 @@ linting, dumping and switching off are the runner's work (`passes/runner.py`), n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -101,3 +101,25 @@ def insert_weight(
     node.meta["val"] = like.new_empty(shape)
     node.meta["weight"] = name
     return node
+
+
+def refresh_values(graph: fx.Graph, changed: Iterable[fx.Node]) -> None:
+    """Recompute what depends on `changed` nodes, as far as shapes or strides become others."""
+    pending = set(changed)
+    for node in graph.nodes:
+        if node.op != "call_function" or pending.isdisjoint(node.all_input_nodes):
+            continue
+        value = node.target(
+            *fx.node.map_arg(node.args, lambda n: n.meta["val"]),
+            **fx.node.map_arg(node.kwargs, lambda n: n.meta["val"]),
+        )
+        if _layout(value) != _layout(node.meta["val"]):
+            node.meta["val"] = value
+            pending.add(node)
+
+
+def _layout(value: object) -> object:
+    """Shape and strides as text: comparing symbolic sizes would fix them."""
+    if isinstance(value, torch.Tensor):
+        return str(value.shape), str(value.stride())
+    return [_layout(v) for v in value] if isinstance(value, (list, tuple)) else None

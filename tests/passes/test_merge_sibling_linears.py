@@ -15,6 +15,9 @@ X = {"x": ("T", 8)}
 QKV = {"l.q.weight": (16, 8), "l.k.weight": (4, 8), "l.v.weight": (4, 8)}
 
 
+TWO = {"a.weight": (4, 8), "b.weight": (4, 8)}
+
+
 def before(q, k, v, x):
     return F.linear(x, q).sum(-1) + F.linear(x, k).sum(-1) * F.linear(x, v).sum(-1)
 
@@ -64,15 +67,20 @@ def test_same_numbers():
     torch.testing.assert_close(got, before(*weights, x))
 
 
+def test_strides_of_what_follows_are_those_of_views():
+    captured = capture(
+        lambda a, b, x: F.linear(x, a).view(-1, 2, 2) + F.linear(x, b).view(-1, 2, 2), TWO, X
+    )
+    captured.apply(merge_sibling_linears)
+    assert captured.text.count("f32[T, 2, 2] strides[8, 2, 1] = aten.view") == 2
+
+
 def test_a_second_run_changes_nothing():
     captured = capture(before, QKV, X)
     captured.apply(merge_sibling_linears)
     text = captured.text
     assert captured.apply(merge_sibling_linears) == 0
     assert captured.text == text
-
-
-TWO = {"a.weight": (4, 8), "b.weight": (4, 8)}
 
 
 @pytest.mark.parametrize(
