@@ -14,8 +14,13 @@ from typing import Any
 import support_tokenizer
 import torch
 
+from girih.graph.partition import Program
 from girih.graph.spec import ModelSpec, load_spec
 from girih.graph.trace import Traced, trace
+from girih.kernels.target import Target
+from girih.passes.build import lower_and_partition
+from girih.passes.options import OptConfig
+from girih.passes.pipeline import PIPELINE
 
 VOCAB = 424  # the tokenizer's 421 tokens, rounded up
 
@@ -125,6 +130,19 @@ def _traced(path: Path) -> Traced:
 def tiny_traced(kind: str, **changes: Any) -> Traced:
     """A tiny model traced, once per session; treat as read-only."""
     return _traced(tiny_model(kind, **changes))
+
+
+def opt_o2() -> OptConfig:
+    """Every pass on."""
+    opt = OptConfig()
+    for name in PIPELINE:
+        getattr(opt.passes, name).enabled = True
+    return opt
+
+
+def program_of(traced: Traced, isa: str = "avx2") -> Program:
+    """A traced model lowered with every pass and split into tiles."""
+    return lower_and_partition(traced, opt_o2(), Target("cpu", isa, 2, "g++"))[1]
 
 
 def _frozen(value: Any) -> Any:

@@ -1,0 +1,85 @@
+"""Tiles as JSON: what is read back prints, runs and compiles like the original."""
+
+import json
+
+import pytest
+import torch
+from support_graphs import capture, values
+from support_models import program_of, tiny_traced
+from torch import fx
+
+from girih.graph.inductor import eager_tile
+from girih.graph.text import graph_text
+from girih.graph.tile_file import read_tile, tile_from_json, tile_to_json, write_tile
+from girih.kernels.errors import BundleError
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tiles_of_models(kind, dtype, tmp_path):
+    for tile in program_of(tiny_traced(kind, dtype=dtype)).tiles.values():
+        write_tile(tile.graph, tmp_path / "tile.json")
+        again = read_tile(tmp_path / "tile.json")
+        assert graph_text(again) == tile.text
+
+
+def test_same_results():
+    program = program_of(tiny_traced("llama"))
+    for tile in program.tiles.values():
+        inputs = [_filled(n.meta["val"]) for n in tile.graph.find_nodes(op="placeholder")]
+        again = tile_from_json(json.loads(json.dumps(tile_to_json(tile.graph))))
+        for got, wanted in zip(
+            eager_tile(again)(inputs), eager_tile(tile.graph)(inputs), strict=True
+        ):
+            torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+
+
+def _filled(value):
+    shape = [s if isinstance(s, int) else 11 for s in value.shape]
+    if value.dtype == torch.int64:
+        return torch.arange(shape[0])
+    return torch.randn(shape, dtype=value.dtype)
+
+
+def every_kind_of_argument(x):
+    y = torch.clamp(x, min=-0.1, max=float("inf")) * 0.1
+    y = y.to(torch.bfloat16).to(memory_format=torch.contiguous_format, dtype=torch.float32)
+    z = torch.zeros(x.shape[0] * 2 + 1, 8, device=x.device, dtype=torch.float32)
+    return torch.cat([torch.split(y, 4, -1)[1], z[: x.shape[0], :4]], -1).masked_fill(x > 0, -1e30)
+
+
+def test_every_kind_of_argument():
+    captured = capture(every_kind_of_argument, {}, {"x": ("T", 8)})
+    for node in captured.graph.find_nodes(
+        op="call_function", target=torch.ops.aten._assert_tensor_metadata.default
+    ):
+        captured.graph.erase_node(node)
+    [zeros] = captured.graph.find_nodes(op="call_function", target=torch.ops.aten.zeros.default)
+    zeros.update_kwarg("device", torch.device("cpu"))
+    output = next(n for n in captured.graph.nodes if n.op == "output")
+    output.args = ((output.args[0],),)
+    again = tile_from_json(json.loads(json.dumps(tile_to_json(captured.graph))))
+    assert graph_text(again) == graph_text(captured.graph)
+    [x] = values({"x": ("T", 8)})
+    [got] = fx.GraphModule({}, again)(x)
+    torch.testing.assert_close(got, every_kind_of_argument(x), rtol=0, atol=0)
+
+
+def test_unknown_operator_is_named():
+    data = {
+        "inputs": [{"dtype": "float32", "shape": ["s0", 4]}],
+        "calls": [{"op": "girih.lost_op.default", "args": [{"%": 0}]}],
+        "outputs": [1],
+    }
+    with pytest.raises(BundleError, match=r"operator girih\.lost_op\.default"):
+        tile_from_json(data)
+
+
+def test_argument_that_no_file_can_hold_is_named():
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(2)
+    node = graph.call_function(torch.ops.aten.mul.Tensor, (x, 1j))
+    graph.output((node,))
+    with pytest.raises(BundleError, match="complex"):
+        tile_to_json(graph)
