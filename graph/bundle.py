@@ -28,6 +28,7 @@ from girih.graph.weight_plan import WeightPlan
 from girih.kernels.errors import BundleError
 
 MANIFEST = "manifest.json"
+_REQUIRED = {"key.json", "program.json", "constants.safetensors", "kernels.so"}
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def read_key(path: Path) -> BundleKey | None:
     try:
         entries = json.loads((path / "key.json").read_text())
         return BundleKey(tuple((str(n), str(v)) for n, v in entries))
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         return None
 
 
@@ -151,6 +152,8 @@ def _verify(path: Path) -> None:
         sums = json.loads((path / MANIFEST).read_text())
     except (OSError, ValueError) as error:
         raise BundleError(f"bundle {path} has no readable {MANIFEST}: {error}") from error
+    if not isinstance(sums, dict) or not _REQUIRED.issubset(sums):
+        raise BundleError(f"bundle {path}: {MANIFEST} does not list {', '.join(sorted(_REQUIRED))}")
     for name, expected in sums.items():
         file = path / name
         if not file.is_file():

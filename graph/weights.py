@@ -78,8 +78,8 @@ def _load(
 
 
 def _check(entry: WeightEntry, source: str, rows: torch.Tensor, row: int) -> None:
-    fits = not entry.shape or row + rows.shape[0] <= entry.shape[0]
-    if tuple(rows.shape[1:]) != entry.shape[1:] or not fits:
+    same_kind = rows.ndim == len(entry.shape) and tuple(rows.shape[1:]) == entry.shape[1:]
+    if not same_kind or (entry.shape and row + rows.shape[0] > entry.shape[0]):
         expected = ", ".join(map(str, entry.shape))
         raise WeightError(
             f"tensor {source} has shape {list(rows.shape)}; the configuration asks for "

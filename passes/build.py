@@ -127,9 +127,9 @@ def _why_unusable(path: Path, key: BundleKey, explicit: bool) -> str | None:
     """Why the bundle at `path` cannot be used, or None when it can."""
     found = read_key(path)
     if found is None and not (path / MANIFEST).exists():
-        if explicit and path.exists() and any(path.iterdir()):
+        if explicit and path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise BundleError(
-                f"{path} is not a bundle and not empty; name an empty or new directory"
+                f"{path} is not a bundle and not an empty directory; name an empty or new one"
             )
         return "no bundle for this key"
     if found is not None and found.digest != key.digest:
