@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from girih.kernels.errors import CompileError
 from girih.kernels.target import Target
@@ -41,12 +42,12 @@ class CompilePool:
         trace_back: TracebackType | None,
     ) -> None:
         for process in self._processes:
-            process.kill() if error else process.stdin and process.stdin.close()
+            if error:
+                process.kill()
+            _close(process.stdin)
         for process in self._processes:
             process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream and not stream.closed:
-                    stream.close()
+            _close(process.stdout)
 
     def compile(
         self,
@@ -61,8 +62,14 @@ class CompilePool:
         """
         with ThreadPoolExecutor(len(self._processes)) as threads:
             futures = {threads.submit(self._run, t, p, target): p for t, p in tiles}
-            for future in as_completed(futures):
-                done(futures[future], future.result())
+            try:
+                for future in as_completed(futures):
+                    done(futures[future], future.result())
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                for process in self._processes:
+                    process.kill()  # ends the jobs that the other threads wait for
+                raise
 
     @staticmethod
     def _start() -> subprocess.Popen[str]:
@@ -104,3 +111,10 @@ class CompilePool:
             )
         result: dict[str, Any] = json.loads(line)
         return result
+
+
+def _close(stream: IO[str] | None) -> None:
+    """Close a pipe; a dead process may have left text in it that can no longer be written."""
+    if stream is not None:
+        with contextlib.suppress(BrokenPipeError):
+            stream.close()
