@@ -42,8 +42,8 @@ def inductor_options(target: Target) -> dict[str, Any]:
     return {
         "cpp.dynamic_threads": True,
         "cpp.simdlen": _SIMD_BITS[target.isa],
-        # Round where the model rounds: fused bfloat16 code otherwise keeps float32 in between, which
-        # is no less accurate but up to 3.7 % away from what transformers computes.
+        # Round where the model rounds: fused bfloat16 code otherwise keeps float32 in between,
+        # which is no less accurate but up to 3.7 % away from what transformers computes.
         "emulate_precision_casts": True,
         "cpp.vec_isa_ok": True,  # the target says so; the probe would compile a file to find out
         "aot_inductor.compile_wrapper_opt_level": "O1",
