@@ -5,7 +5,7 @@ import functools
 
 import pytest
 import torch
-from support_models import hf_config, hf_model, tiny_model, tiny_traced
+from support_models import hf_config, hf_model, opt_o2, tiny_model, tiny_traced
 
 from girih.graph.checkpoint import open_checkpoint
 from girih.graph.executable import Executable, StepInputs, kv_bytes_per_block
@@ -14,6 +14,7 @@ from girih.graph.sources import resolve_source
 from girih.graph.trace import MAX_STEP_TOKENS
 from girih.graph.weights import load_weights
 from girih.kernels.errors import ConfigError, EngineError
+from girih.kernels.target import Target, detect_isa
 from girih.passes.build import lower_and_partition
 from girih.passes.options import OptConfig
 
@@ -23,17 +24,16 @@ KINDS = ["llama", "qwen3", "gemma3_text", "gpt2"]
 
 @functools.cache
 def parts(kind, level):
-    from support_graphs import TARGET
-    from support_models import opt_o2
-
+    # The layout of the library that another test may have loaded; the references read any.
+    target = Target("cpu", detect_isa(), 2, "g++")
     opt = OptConfig()
     opt.passes.canonicalize.enabled = True
     if level == "O2":
         opt = opt_o2()
-    _, program = lower_and_partition(tiny_traced(kind), opt, TARGET)
+    _, program = lower_and_partition(tiny_traced(kind), opt, target)
     tiles = {key: eager_tile(tile.graph) for key, tile in program.tiles.items()}
     with open_checkpoint(resolve_source(str(tiny_model(kind)))) as checkpoint:
-        weights = load_weights(program.weights, checkpoint, program.constants, TARGET.isa)
+        weights = load_weights(program.weights, checkpoint, program.constants, target.isa)
     return program, tiles, weights
 
 

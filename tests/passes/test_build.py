@@ -1,0 +1,180 @@
+"""Finding and building: what a key holds, and that a bundle is built once."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support_models import opt_o2, tiny_spec
+
+from girih.kernels.errors import BundleError, CompileError, ConfigError
+from girih.kernels.target import Target
+from girih.passes import build
+from girih.passes.options import OptConfig
+from girih.passes.pipeline import PIPELINE
+
+TARGET = Target("cpu", "avx2", 2, "g++")
+
+
+def entries(spec, opt=None, target=TARGET):
+    return dict(build.bundle_key(spec, opt or opt_o2(), target).entries)
+
+
+def test_a_key_names_everything_that_decides_code():
+    names = set(entries(tiny_spec("llama")))
+    assert {f"opt.{name}" for name in PIPELINE} <= names
+    assert {
+        "model.dtype",
+        "model.config.hidden_size",
+        "target.isa",
+        "target.compiler",
+        "torch",
+        "transformers",
+        "girih.kernels",
+        "girih.compiler",
+        "inductor.cpp.simdlen",
+    } <= names
+
+
+def test_a_fine_tune_has_the_same_key():
+    assert entries(tiny_spec("llama")) == entries(tiny_spec("llama", seed=1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"rms_norm_eps": 1e-5}, "model.config.rms_norm_eps"),
+        ({"num_hidden_layers": 3}, "model.config.num_hidden_layers"),
+        ({"dtype": "bfloat16"}, "model.dtype"),
+    ],
+)
+def test_another_model_has_another_key(changes, name):
+    one, other = entries(tiny_spec("llama")), entries(tiny_spec("llama", **changes))
+    assert name in {n for n in {*one, *other} if one.get(n) != other.get(n)}
+
+
+def test_the_digest_of_the_compiler_covers_every_deciding_file(monkeypatch, tmp_path):
+    root = tmp_path / "girih"
+    names = [*build._DECIDING, *(f"passes/{p.name}" for p in (build._ROOT / "passes").glob("*.py"))]
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes((build._ROOT / name).read_bytes())
+    unchanged = build._compiler_digest()
+    monkeypatch.setattr(build, "_ROOT", root)
+    assert build._compiler_digest() == unchanged
+    for name in names:
+        content = (root / name).read_bytes()
+        (root / name).write_bytes(content + b"\n# more\n")
+        assert build._compiler_digest() != unchanged, name
+        (root / name).write_bytes(content)
+
+
+def test_nothing_is_built_where_nothing_is_compiled(monkeypatch, tmp_path):
+    monkeypatch.setenv("GIRIH_CACHE_DIR", str(tmp_path))
+    with pytest.raises(ConfigError, match="opt=O0 compiles nothing"):
+        build.find_or_build(tiny_spec("llama"), OptConfig("O0", compile=False), TARGET)
+
+
+def test_a_missing_compiler_is_said_before_anything_is_done(monkeypatch, tmp_path):
+    monkeypatch.setenv("GIRIH_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(CompileError, match="no-such-compiler"):
+        build.find_or_build(tiny_spec("llama"), opt_o2(), TARGET)
+    assert not (tmp_path / "cache").exists()
+
+
+class Fails(build._Build):
+    """A build that cannot go on."""
+
+    def _front(self):
+        raise OSError(28, "No space left on device")
+
+
+@pytest.fixture
+def quick(monkeypatch, tmp_path):
+    """No compiling processes and no kernel library."""
+
+    class NoPool:
+        def __init__(self, workers):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+    monkeypatch.setattr(build, "CompilePool", NoPool)
+    monkeypatch.setattr(build._Build, "_build_library", lambda self, path: None)
+    monkeypatch.setattr(build, "require_compiler", lambda: None)
+    monkeypatch.setenv("GIRIH_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_a_full_disk_leaves_nothing_behind(monkeypatch, quick):
+    monkeypatch.setattr(build, "_Build", Fails)
+    with pytest.raises(BundleError, match=r"No space left on device.*free space"):
+        build.find_or_build(tiny_spec("llama"), opt_o2(), TARGET)
+    assert [p for p in (quick / "bundles").iterdir() if p.is_dir()] == []
+
+
+def test_another_error_leaves_nothing_behind(monkeypatch, quick):
+    def fails(self):
+        raise CompileError("no")
+
+    monkeypatch.setattr(build._Build, "_front", fails)
+    with pytest.raises(CompileError, match="no"):
+        build.find_or_build(tiny_spec("llama"), opt_o2(), TARGET)
+    assert [p for p in (quick / "bundles").iterdir() if p.is_dir()] == []
+
+
+RACE = """
+import sys, time
+import torch
+from safetensors.torch import save_file
+from girih.graph.bundle import seal
+from girih.graph.program import ProgramLayout
+from girih.graph.spec import load_spec
+from girih.kernels.target import Target
+from girih.passes import build
+from girih.passes.options import OptConfig
+
+def run(self, path):
+    print("building", flush=True)
+    time.sleep(1)
+    path.mkdir()
+    save_file({"x": torch.zeros(1)}, path / "constants.safetensors")
+    (path / "kernels.so").write_bytes(b"")
+    rest = {"weights": [], "notes": {}, "report": "", "seconds": {}}
+    seal(path, self.key, {"layout": ProgramLayout((), {}, {}, 0, 0).to_json(), **rest})
+
+build._Build.run = run
+build.require_compiler = lambda: None
+spec = load_spec(sys.argv[1])
+input()
+print(build.find_or_build(spec, OptConfig(), Target("cpu", "avx2", 2, "g++"))[1])
+"""
+
+
+def test_two_processes_build_once(tmp_path):
+    model = str(tiny_spec("llama").files.path)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACE, model],
+            env={**os.environ, "GIRIH_CACHE_DIR": str(tmp_path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(tmp_path),
+        )
+        for _ in range(2)
+    ]
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = [p.communicate(timeout=120)[0].split("\n") for p in processes]
+    assert [p.returncode for p in processes] == [0, 0]
+    words = [line for lines in answers for line in lines if line]
+    assert words.count("building") == 1
+    assert sorted(w for w in words if w != "building") == ["built: no bundle for this key", "found"]
