@@ -8,6 +8,8 @@ scheduler.
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 from girih.graph.executable import Executable, StepInputs
@@ -23,19 +25,30 @@ class CompiledModelRunner:
     Args:
         executable: the bound program.
         batch: the rows of running requests.
+        threads: compute threads.
     """
 
-    def __init__(self, executable: Executable, batch: PersistentBatch) -> None:
+    def __init__(self, executable: Executable, batch: PersistentBatch, threads: int) -> None:
         self.executable = executable
         self.batch = batch
+        self._threads = threads
+        self._calling_thread: int | None = None
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one plan; see `ModelRunner.execute`."""
+        self._set_threads()
         step = self.batch.prepare(plan)
         logits = self.executable.run(_inputs(step))
         output = sample(logits[: step.num_samples], step.sampling)
         return self.batch.commit(step, output, _prompt_logprobs(step, logits))
+
+    def _set_threads(self) -> None:
+        """OpenMP keeps the thread count per calling thread: set it where the steps run."""
+        thread = threading.get_ident()
+        if thread != self._calling_thread:
+            torch.set_num_threads(self._threads)
+            self._calling_thread = thread
 
 
 def _inputs(step: StepBatch) -> StepInputs:
