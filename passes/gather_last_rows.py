@@ -140,7 +140,7 @@ def _move_selection(
                 if operand not in selected:
                     args = (operand, _token_dim(operand), index)
                     selected[operand] = insert_call(
-                        graph, region[0], aten.index_select.default, args, operand
+                        graph, node, aten.index_select.default, args, operand
                     )
                 node.replace_input_with(operand, selected[operand])
     last = selector.args[0]

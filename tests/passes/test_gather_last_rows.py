@@ -27,8 +27,7 @@ def expected(w, norm, x, logits_index):
     attended = attend(x)
     rows = logits_index.shape[0]
     attended = attended.index_select(0, logits_index)
-    residual = x.index_select(0, logits_index)
-    h = attended.reshape(rows, 8) + residual
+    h = attended.reshape(rows, 8) + x.index_select(0, logits_index)
     h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6) * norm
     return F.silu(F.linear(h, w))
 
@@ -96,6 +95,18 @@ def test_another_index_is_left_alone():
     assert captured.apply(gather_last_rows) == 0
 
 
+def test_a_branch_beside_attention_is_selected_at_its_end():
+    def function(w, x, logits_index):
+        h = attend(x).reshape(x.shape[0], 8).relu()
+        beside = F.linear(x, w)  # defined after the first node behind attention
+        return (h + beside).index_select(0, logits_index)
+
+    captured = capture(function, {"w": (8, 8)}, INPUTS)
+    assert captured.apply(gather_last_rows) == 2
+    [w], (x, index) = values({"w": (8, 8)}), values(INPUTS)
+    torch.testing.assert_close(captured.call({"w": w}, x, index), function(w, x, index))
+
+
 def test_normalization_over_the_last_dimension_moves():
     def function(x, logits_index):
         h = F.layer_norm(attend(x).reshape(x.shape[0], 8), (8,))
@@ -112,3 +123,8 @@ def test_real_models_select_twice(kind, lowered_by):
     lowered, counts = lowered_by(tiny_traced(kind), "canonicalize", "gather_last_rows")
     assert counts["gather_last_rows"] == 2
     assert lowered.as_text().count("aten.index_select") == 2
+
+
+def test_parallel_attention_and_mlp(lowered_by):
+    _, counts = lowered_by(tiny_traced("cohere"), "canonicalize", "gather_last_rows")
+    assert counts["gather_last_rows"] == 3  # attention, MLP beside it, residual
