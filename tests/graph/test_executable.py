@@ -19,7 +19,7 @@ from girih.passes.build import lower_and_partition
 from girih.passes.options import OptConfig
 
 BLOCK = 16
-KINDS = ["llama", "qwen3", "gemma3_text", "gpt2"]
+KINDS = ["llama", "qwen3", "gemma3_text", "gpt2", "cohere"]
 
 
 @functools.cache
