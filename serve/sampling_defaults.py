@@ -35,12 +35,12 @@ class SamplingDefaults:
         self, model: dict[str, Any] | None = None, server: SamplingConfig | None = None
     ) -> None:
         server = server or SamplingConfig()
+        unset = dataclasses.asdict(SamplingConfig())
         own = {
             name: value
             for name, value in dataclasses.asdict(server).items()
-            if value is not None and value not in ((), False) and name != "max_tokens"
+            if value != unset[name] and name != "max_tokens"
         }
-        own = {name: value for name, value in own.items() if (name, value) != ("min_tokens", 0)}
         known = {name: value for name, value in (model or {}).items() if name in FROM_MODEL}
         self.values = {**OPENAI_DEFAULTS, **known, **own}
         self.max_tokens = server.max_tokens

@@ -5,8 +5,10 @@ from support_serving import fake_handle
 
 from girih.kernels.errors import ConfigError, EngineError, RequestError
 from girih.runtime.sampling_params import SamplingParams
+from girih.serve.config import SamplingConfig
 from girih.serve.llm import LLM
 from girih.serve.options import engine_config, option_names
+from girih.serve.sampling_defaults import SamplingDefaults
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
 
@@ -146,3 +148,9 @@ def test_option_names_are_unambiguous():
 def test_bad_options(options, words):
     with pytest.raises(ConfigError, match=words):
         engine_config("DIR", options)
+
+
+def test_a_server_default_of_zero_counts() -> None:
+    defaults = SamplingDefaults({"temperature": 0.6}, SamplingConfig(temperature=0.0))
+    assert defaults.build({}, max_tokens=8).temperature == 0.0
+    assert SamplingDefaults({"temperature": 0.6}).build({}, max_tokens=8).temperature == 0.6
