@@ -103,6 +103,8 @@ def find_or_build(
     reason = _why_unusable(path, key, explicit=bundle is not None)
     if reason is None:
         return open_bundle(path), "found"
+    if (path / MANIFEST).exists():
+        log.warning("%s; compiling it again", reason)
     require_compiler()
     with _Exclusive(path, progress):
         if _why_unusable(path, key, explicit=bundle is not None) is None:
@@ -143,7 +145,6 @@ def _why_unusable(path: Path, key: BundleKey, explicit: bool) -> str | None:
     try:
         open_bundle(path)
     except BundleError as error:
-        log.warning("%s; compiling it again", error)
         return str(error)
     return None
 
