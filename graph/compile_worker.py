@@ -3,7 +3,7 @@
 Reads one JSON job per line from stdin, {"tile": FILE, "package": FILE, "target": {...}}, and
 answers one JSON line per job, {"error": null | text, "seconds": float}. Tiles compile in processes
 because Inductor keeps global state; the parent starts them early, so that importing torch overlaps
-with tracing.
+with tracing. They yield to the parent, whose tracing everything else waits for.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import sys
 import time
 from pathlib import Path
 from typing import IO
+
+NICENESS = 10
 
 
 def main() -> None:
@@ -26,9 +28,12 @@ def main() -> None:
 
 
 def _warm_up() -> None:
-    """Import what every job needs."""
+    """Import what every job needs; compiling makes few cycles, so the collector only costs time."""
+    import gc
     import importlib
 
+    gc.disable()
+    os.nice(NICENESS)
     for module in ("torch._inductor.compile_fx", "girih.graph.inductor"):
         importlib.import_module(module)
 

@@ -181,6 +181,8 @@ def _compile(compiler: str, flags: tuple[str, ...], work: Path, source: Path) ->
 
 
 def _run(command: list[str]) -> None:
+    if shutil.which("nice"):  # builds run beside tracing, which must not wait for them
+        command = ["nice", "-n", "10", *command]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode == 0:
         return

@@ -6,13 +6,15 @@ found without tracing: the key is computed from the spec, the switches and the t
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import hashlib
 import importlib.metadata
 import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -170,6 +172,18 @@ class _Exclusive(ExitStack):
         self.callback(lock.release)
 
 
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Graphs are many long-lived objects: collecting among them costs time and frees nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class _Build:
     """One build: stages in order, kernel library and compile processes beside them."""
 
@@ -191,7 +205,8 @@ class _Build:
         """Build in a temporary directory beside `path`, then put it in place at once."""
         work = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
         try:
-            with CompilePool(self.target.threads) as pool, ThreadPoolExecutor(1) as background:
+            # One process more than cores: a job fills the time in which others wait for disk.
+            with CompilePool(self.target.threads + 1) as pool, ThreadPoolExecutor(1) as background:
                 library = background.submit(self._build_library, work / "kernels.so")
                 lowered, program = self._front()
                 self._compile_tiles(pool, program, work)
@@ -211,9 +226,10 @@ class _Build:
             shutil.rmtree(work, ignore_errors=True)
 
     def _front(self) -> tuple[Lowered, Program]:
-        traced = self._timed("trace", lambda: trace(self.spec, self.progress))
-        self.progress(ProgressEvent("lower", 0, None, self.opt.level))
-        return self._timed("lower", lambda: lower_and_partition(traced, self.opt, self.target))
+        with _no_garbage_collection():
+            traced = self._timed("trace", lambda: trace(self.spec, self.progress))
+            self.progress(ProgressEvent("lower", 0, None, self.opt.level))
+            return self._timed("lower", lambda: lower_and_partition(traced, self.opt, self.target))
 
     def _compile_tiles(self, pool: CompilePool, program: Program, work: Path) -> None:
         (work / "tiles").mkdir()

@@ -96,9 +96,10 @@ def lower(traced: Traced, opt: OptConfig, target: Target) -> Lowered:
     context = PassContext(target, WeightPlan(list(traced.weights.entries.values())))
     dump = _Dump(Path(opt.dump), traced) if opt.dump else None
     records = []
+    text = graph_text(graph, SymbolNames(traced.symbols))
     for number, item in enumerate(pipeline(), start=1):
         if getattr(opt.passes, item.name).enabled:
-            record = _run_one(item, graph, context, traced)
+            record, text = _run_one(item, graph, context, text, traced)
             if dump and record.rewrites:
                 dump.write(number, item.name, graph)
         else:
@@ -109,8 +110,10 @@ def lower(traced: Traced, opt: OptConfig, target: Target) -> Lowered:
     return Lowered(traced, opt, target, graph, plan, tuple(records))
 
 
-def _run_one(item: Pass, graph: fx.Graph, context: PassContext, traced: Traced) -> PassRecord:
-    text_before = graph_text(graph, SymbolNames(traced.symbols))
+def _run_one(
+    item: Pass, graph: fx.Graph, context: PassContext, text_before: str, traced: Traced
+) -> tuple[PassRecord, str]:
+    """Run a pass; returns its record and the graph's text after it."""
     known = set(graph.nodes)
     nodes_before = len(known)
     context.notes = []
@@ -124,16 +127,18 @@ def _run_one(item: Pass, graph: fx.Graph, context: PassContext, traced: Traced) 
     for node in graph.nodes:
         if node not in known:
             node.meta.setdefault("made_by", item.name)
-    changed = graph_text(graph, SymbolNames(traced.symbols)) != text_before
+    text = graph_text(graph, SymbolNames(traced.symbols))
+    changed = text != text_before
     if changed != (rewrites > 0):
         raise PassError(
             f"pass {item.name} reported {rewrites} rewrites but the graph "
             f"{'changed' if changed else 'did not change'}"
         )
     notes = tuple(context.notes)
-    return PassRecord(
+    record = PassRecord(
         item.name, True, rewrites, nodes_before, len(graph.nodes), milliseconds, notes
     )
+    return record, text
 
 
 def _copy(graph: fx.Graph) -> fx.Graph:

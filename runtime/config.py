@@ -133,11 +133,9 @@ class CompileConfig:
 
     Attributes:
         bundle: directory of one bundle to use or write; None looks in the cache by key.
-        cache: False neither reads nor writes the cache (compile in a temporary directory).
     """
 
     bundle: str | None = None
-    cache: bool = True
 
 
 @dataclass(frozen=True)

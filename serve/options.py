@@ -11,8 +11,6 @@ from girih.kernels.errors import ConfigError
 from girih.passes.options import OptConfig
 from girih.runtime.config import EngineConfig
 
-_RENAMED = {("compile", "cache"): "compile_cache"}
-
 
 def engine_config(model: str, options: dict[str, Any]) -> EngineConfig:
     """Build the engine's configuration from flat options.
@@ -44,9 +42,8 @@ def option_names() -> dict[str, tuple[str, str]]:
         if section == "opt":
             continue
         for field in dataclasses.fields(record):
-            name = _RENAMED.get((section, field.name), field.name)
-            if name != "source":
-                names[name] = (section, field.name)
+            if field.name != "source":
+                names[field.name] = (section, field.name)
     return names
 
 
