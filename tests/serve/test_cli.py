@@ -134,11 +134,15 @@ def test_bench_prompts_are_those_of_the_shared_generator():
     assert prompts == [stream[:40] + stream[40 + 20 * i : 60 + 20 * i] for i in range(3)]
 
 
+def test_bench_brings_its_workloads():
+    names = [spec["name"] for spec, _ in bench.read_workloads(BenchConfig())]
+    assert names == ["single", "batch8", "batch32", "prefill", "long", "prefix"]
+
+
 def test_bench_mistakes(engine, capsys, tmp_path):
     file = tmp_path / "workloads.json"
     assert run(capsys, "bench")[0] == 2
     assert run(capsys, "bench", "online")[0] == 2
-    assert run(capsys, "bench", "offline")[0] == 2
     assert "cannot be read" in run(capsys, "bench", "offline", f"workload_file={file}")[2]
     file.write_text(json.dumps(WORKLOADS))
     code, _, err = run(
