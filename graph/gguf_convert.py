@@ -10,6 +10,7 @@ vocabulary, and tensors of the same names with one element each.
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
 import tempfile
@@ -153,6 +154,7 @@ def _write_stub(file: GgufFile, path: Path) -> None:
     import numpy as np
     from gguf import GGUFWriter
 
+    logging.getLogger("gguf").setLevel(logging.WARNING)  # it reports every file it writes
     metadata = file.header.metadata
     architecture = metadata["general.architecture"]
     writer = GGUFWriter(path, architecture)
