@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from girih.graph.progress import Progress, no_progress
-from girih.graph.sources import ModelFiles, resolve_source
+from girih.graph.sources import ModelFiles, read_json, resolve_source
 from girih.kernels.errors import ConfigError, SourceError
 
 # Where the weights came from, not what they compute: a fine-tune differs in these and nothing else.
@@ -121,18 +120,8 @@ def load_spec(source: str, dtype: str = "auto", progress: Progress = no_progress
     if dtype not in allowed:
         raise ConfigError(f"dtype is {dtype!r}; it must be one of {', '.join(allowed)}")
     files = resolve_source(source, progress)
-    config = _read_json(files.path / "config.json")
+    config = read_json(files.path / "config.json")
     generation_path = files.path / "generation_config.json"
-    generation = _read_json(generation_path) if generation_path.exists() else {}
+    generation = read_json(generation_path) if generation_path.exists() else {}
     resolved = files.dtype if dtype == "auto" else dtype
     return ModelSpec(files=files, config=config, generation=generation, dtype=resolved)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{path} could not be read as JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise SourceError(f"{path} holds {type(data).__name__}, not an object")
-    return data
