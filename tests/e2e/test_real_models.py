@@ -100,10 +100,9 @@ def test_eager_level_alone(case: Case) -> None:
 
 @torch.inference_mode()
 def test_bfloat16_logits_are_close(case: Case) -> None:
-    """As close to HF in bfloat16 as HF's two attention implementations are to each other.
+    """Relative RMSE against HF in bfloat16 over all prompts is under 2e-2.
 
-    Relative RMSE over all prompts: under 2e-2, or under 1.25 times the distance between HF with
-    `eager` and HF with `sdpa` attention where that distance itself is larger.
+    SmolLM2 misses it (0.0211 on AVX2); HF's own two attention implementations are 0.0233 apart.
     """
     llm = LLM(str(case.path), dtype="bfloat16", max_model_len=1024)
     model = load_hf(case.path, torch.bfloat16)
@@ -113,7 +112,9 @@ def test_bfloat16_logits_are_close(case: Case) -> None:
     ours = [prompt_logits(llm, prompt) for prompt in case.prompts]
     error, own = relative_rmse(ours, sdpa), relative_rmse(eager, sdpa)
     print(f"{case.name}: relative RMSE {error:.4f}; HF eager against HF sdpa {own:.4f}")
-    assert error < max(2e-2, 1.25 * own)
+    if case.name == "smollm2" and 2e-2 <= error < own:
+        pytest.xfail(f"relative RMSE {error:.4f}, wanted 2e-2; HF differs from itself by {own:.4f}")
+    assert error < 2e-2
 
 
 def relative_rmse(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
