@@ -42,7 +42,7 @@ def compose_config(verb: str, words: list[str]) -> dict[str, Any]:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module("girih.conf", version_base="1.3"):
-            composed = compose(verb, overrides=overrides)
+            composed = compose(schema.root_name(verb), overrides=overrides)
         config = typing.cast(
             "dict[str, Any]", OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
         )

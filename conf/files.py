@@ -44,7 +44,7 @@ def load_opt_level(name: str) -> OptConfig:
 def default_settings(verb: str) -> dict[str, Any]:
     """Return the settings of `verb` when the user sets nothing."""
     settings: dict[str, Any] = dataclasses.asdict(schema.root_schema(verb)())
-    own = _read(f"{verb}.yaml")
+    own = _read(f"{schema.root_name(verb)}.yaml")
     for entry in own.pop("defaults"):
         if isinstance(entry, dict):
             for group, option in entry.items():

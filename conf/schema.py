@@ -74,7 +74,7 @@ VERBS: dict[str, VerbSchema] = {
     "generate": VerbSchema((*ENGINE_SECTIONS, "sampling"), GenerateKeys),
     "compile": VerbSchema(ENGINE_SECTIONS),
     "serve": VerbSchema((*ENGINE_SECTIONS, "sampling", "serve")),
-    "bench": VerbSchema((*ENGINE_SECTIONS, "bench")),
+    "bench offline": VerbSchema((*ENGINE_SECTIONS, "bench")),
     "explain": VerbSchema(ENGINE_SECTIONS),
 }
 
@@ -121,6 +121,11 @@ def twin(record: type) -> type:
     return dataclasses.make_dataclass(f"{record.__name__}Schema", fields)
 
 
+def root_name(verb: str) -> str:
+    """Return the name of a verb's YAML file, without its ending."""
+    return verb.replace(" ", "_").replace("-", "_")
+
+
 @cache
 def root_schema(verb: str) -> type:
     """Return the dataclass that types the whole configuration of `verb`."""
@@ -130,17 +135,17 @@ def root_schema(verb: str) -> type:
         for name in schema.sections
     ]
     return dataclasses.make_dataclass(
-        f"{verb.capitalize()}Root", fields, bases=(schema.keys,), kw_only=True
+        f"{root_name(verb).title()}Root", fields, bases=(schema.keys,), kw_only=True
     )
 
 
 def register() -> None:
-    """Put every verb's root schema into Hydra's store as `VERB_schema`."""
+    """Put every verb's root schema into Hydra's store as `NAME_schema`, see `root_name`."""
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
     for verb in VERBS:
-        store.store(name=f"{verb}_schema", node=root_schema(verb))
+        store.store(name=f"{root_name(verb)}_schema", node=root_schema(verb))
 
 
 def leaf_types(verb: str) -> dict[str, Any]:

@@ -44,8 +44,7 @@ def _dispatch(words: list[str], flags: set[str]) -> int:
 
         print(overview())
         return 0
-    verb = _find_verb(words[0])
-    rest = _without_mode(verb, words[1:], wants_help)
+    verb, rest = _find_verb(words)
     if wants_help:
         from girih.serve.cli_help import verb_screen
 
@@ -58,25 +57,22 @@ def _dispatch(words: list[str], flags: set[str]) -> int:
     return verb.load().run(rest, Options(quiet=quiet, debug="--debug" in flags))
 
 
-def _find_verb(name: str) -> Verb:
-    if name in VERBS:
-        return VERBS[name]
+def _find_verb(words: list[str]) -> tuple[Verb, list[str]]:
+    """Return the verb, of one word or two, and the words after it."""
+    for count in (2, 1):
+        verb = VERBS.get(" ".join(words[:count]))
+        if verb is not None:
+            return verb, words[count:]
+    family = [name for name in VERBS if name.startswith(f"{words[0]} ")]
+    if family:
+        seen = f", not '{words[1]}'" if len(words) > 1 else ""
+        allowed = " or ".join(f"`girih {name}`" for name in family)
+        raise ConfigError(f"`girih {words[0]}` needs a second word: {allowed}{seen}")
     from difflib import get_close_matches
 
-    close = get_close_matches(name, VERBS, n=1)
+    close = get_close_matches(words[0], VERBS, n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""
-    raise ConfigError(f"unknown verb '{name}'; {hint}Verbs: {', '.join(VERBS)}")
-
-
-def _without_mode(verb: Verb, words: list[str], wants_help: bool) -> list[str]:
-    if not verb.modes:
-        return words
-    if words and words[0] in verb.modes:
-        return words[1:]
-    if wants_help:
-        return words
-    seen = f", not '{words[0]}'" if words else ""
-    raise ConfigError(f"`girih {verb.name}` needs one of: {', '.join(verb.modes)}{seen}")
+    raise ConfigError(f"unknown verb '{words[0]}'; {hint}Verbs: {', '.join(VERBS)}")
 
 
 def _refuse_unknown_flags(words: list[str]) -> None:

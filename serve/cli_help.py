@@ -22,7 +22,7 @@ def overview() -> str:
         "",
         "usage: girih VERB [key=value ...] [flags]",
         "",
-        *(f"  {verb.name:<9} {verb.summary}" for verb in VERBS.values()),
+        *(f"  {verb.name:<13} {verb.summary}" for verb in VERBS.values()),
         "",
         "Try:",
         '  girih generate prompt="The capital of France is"',
@@ -43,9 +43,8 @@ def verb_screen(verb: Verb, full: bool = False) -> str:
         full: every key with its description instead of one screen.
     """
     config = default_settings(verb.name)
-    mode = f" {'|'.join(verb.modes)}" if verb.modes else ""
     lines = [
-        f"girih {verb.name}{mode}: {verb.summary}",
+        f"girih {verb.name}: {verb.summary}",
         "",
         *(f"  {example}" for example in verb.examples),
         "",

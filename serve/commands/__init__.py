@@ -35,20 +35,19 @@ class Verb:
     """One entry of the table below.
 
     Attributes:
-        name: what the user types.
+        name: what the user types; a space in it separates two words.
         summary: one line for `girih --help`.
         examples: command lines for the verb's own help.
-        modes: words that may follow the verb, e.g. ("offline",).
     """
 
     name: str
     summary: str
     examples: tuple[str, ...]
-    modes: tuple[str, ...] = ()
 
     def load(self) -> VerbModule:
         """Import the verb's module."""
-        return cast("VerbModule", importlib.import_module(f"girih.serve.commands.{self.name}"))
+        name = self.name.replace(" ", "_").replace("-", "_")
+        return cast("VerbModule", importlib.import_module(f"girih.serve.commands.{name}"))
 
 
 VERBS = {
@@ -82,13 +81,12 @@ VERBS = {
             ),
         ),
         Verb(
-            "bench",
-            "measure speed: `girih bench offline`",
+            "bench offline",
+            "measure an engine in this process on fixed workloads",
             (
                 "girih bench offline model=DIR workload_file=FILE",
                 "girih bench offline model=DIR workload_file=FILE 'workloads=[single,batch8]'",
             ),
-            ("offline",),
         ),
         Verb(
             "explain",

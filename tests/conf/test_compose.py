@@ -25,7 +25,7 @@ def test_defaults_are_the_records_own():
     assert to_record(SamplingConfig, compose_config("serve", [])["sampling"]) == SamplingConfig()
 
 
-@pytest.mark.parametrize("verb", ["serve", "bench"])
+@pytest.mark.parametrize("verb", ["serve", "bench offline"])
 def test_every_group_option_composes(verb):
     groups = [group for group in schema.GROUPS if group in schema.VERBS[verb].sections]
     options = {g: [o for o in group_options(g) if o != "custom"] for g in groups}

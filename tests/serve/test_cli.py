@@ -12,7 +12,7 @@ from support_serving import fake_handle
 
 from girih import __version__
 from girih.serve import cli
-from girih.serve.commands import VERBS, bench
+from girih.serve.commands import VERBS, bench_offline
 from girih.serve.config import BenchConfig
 
 WORKLOADS = {
@@ -130,12 +130,12 @@ def test_bench_prompts_are_those_of_the_shared_generator():
     spec = WORKLOADS["workloads"][1]
     draw = random.Random(2)
     stream = [draw.randrange(10, 60) for _ in range(40 + 3 * 20)]
-    prompts = list(bench.make_prompts(spec, 10, 60))
+    prompts = list(bench_offline.make_prompts(spec, 10, 60))
     assert prompts == [stream[:40] + stream[40 + 20 * i : 60 + 20 * i] for i in range(3)]
 
 
 def test_bench_brings_its_workloads():
-    names = [spec["name"] for spec, _ in bench.read_workloads(BenchConfig())]
+    names = [spec["name"] for spec, _ in bench_offline.read_workloads(BenchConfig())]
     assert names == ["single", "batch8", "batch32", "prefill", "long", "prefix"]
 
 
@@ -150,7 +150,7 @@ def test_bench_mistakes(engine, capsys, tmp_path):
     )
     assert code == 2
     assert "small, prefix" in err
-    assert bench.read_workloads(BenchConfig(str(file), ("small",)))[0][0]["name"] == "small"
+    assert bench_offline.read_workloads(BenchConfig(str(file), ("small",)))[0][0]["name"] == "small"
 
 
 def test_serve_reports_a_port_in_use(engine, capsys):
@@ -216,20 +216,22 @@ def test_interrupt_is_130(engine, capsys, monkeypatch):
 def test_help_of_a_verb_fits_a_screen_and_names_every_key(capsys, verb):
     from girih.conf import schema
 
-    code, out, _ = run(capsys, verb, "--help")
+    code, out, _ = run(capsys, *verb.split(), "--help")
     assert code == 0
     assert len(out.splitlines()) <= 40
     assert max(map(len, out.splitlines())) <= 100
     for key in schema.leaf_types(verb):
         assert key.split(".", 1)[-1] in out, key
-    full = run(capsys, verb, "--help-all")[1]
+    full = run(capsys, *verb.split(), "--help-all")[1]
     assert all(key in full for key in schema.leaf_types(verb))
 
 
 HEAVY = ("torch", "transformers", "hydra", "omegaconf", "fastapi", "uvicorn", "tokenizers")
 
 
-@pytest.mark.parametrize("words", [[], ["--version"], ["--help"], *([v, "-h"] for v in VERBS)])
+@pytest.mark.parametrize(
+    "words", [[], ["--version"], ["--help"], *([*v.split(), "-h"] for v in VERBS)]
+)
 def test_help_imports_nothing_heavy(words):
     code = (
         "import sys\nfrom girih.serve.cli import main\n"

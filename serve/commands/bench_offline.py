@@ -26,7 +26,7 @@ KEEPS_CACHE = "prefix"  # the workload that measures prefix caching
 
 def run(words: list[str], options: Options) -> int:
     """Measure every workload and print its line."""
-    config = compose_config("bench", words)
+    config = compose_config("bench offline", words)
     bench = to_record(BenchConfig, config["bench"])
     workloads = read_workloads(bench)
     started = time.perf_counter()
