@@ -17,8 +17,16 @@ from girih.runtime.config import (
     CacheConfig,
     CompileConfig,
     ModelConfig,
+    RuntimeConfig,
     SchedulerConfig,
     TargetConfig,
+)
+from girih.serve.bench.config import (
+    DatasetConfig,
+    EndpointConfig,
+    LoadConfig,
+    ReportConfig,
+    SloConfig,
 )
 from girih.serve.config import BenchConfig, SamplingConfig, ServeConfig
 
@@ -28,17 +36,24 @@ SECTIONS: dict[str, type] = {
     "opt": OptConfig,
     "scheduler": SchedulerConfig,
     "cache": CacheConfig,
+    "runtime": RuntimeConfig,
     "compile": CompileConfig,
     "sampling": SamplingConfig,
     "serve": ServeConfig,
     "bench": BenchConfig,
+    "dataset": DatasetConfig,
+    "endpoint": EndpointConfig,
+    "load": LoadConfig,
+    "slo": SloConfig,
+    "report": ReportConfig,
 }
 """Every section of a configuration and the record it fills."""
 
-GROUPS = tuple(name for name in SECTIONS if name != "compile")
+PLAIN_SECTIONS = ("compile", "endpoint", "load", "slo", "report")
+GROUPS = tuple(name for name in SECTIONS if name not in PLAIN_SECTIONS)
 """Sections that are also Hydra groups with named options."""
 
-ENGINE_SECTIONS = ("model", "target", "opt", "scheduler", "cache", "compile")
+ENGINE_SECTIONS = ("model", "target", "opt", "scheduler", "cache", "runtime", "compile")
 
 
 @dataclasses.dataclass
@@ -75,6 +90,7 @@ VERBS: dict[str, VerbSchema] = {
     "compile": VerbSchema(ENGINE_SECTIONS),
     "serve": VerbSchema((*ENGINE_SECTIONS, "sampling", "serve")),
     "bench offline": VerbSchema((*ENGINE_SECTIONS, "bench")),
+    "bench serve": VerbSchema(("endpoint", "dataset", "load", "slo", "report")),
     "explain": VerbSchema(ENGINE_SECTIONS),
 }
 
@@ -97,6 +113,15 @@ ALIASES: dict[str, str] = {
     "workload_file": "bench.workload_file",
     "workloads": "bench.workloads",
     "rounds": "bench.rounds",
+    "base_url": "endpoint.base_url",
+    "api": "endpoint.api",
+    "model": "endpoint.model",
+    "num_requests": "dataset.num_requests",
+    "input_len": "dataset.input_len",
+    "output_len": "dataset.output_len",
+    "request_rate": "load.request_rate",
+    "burstiness": "load.burstiness",
+    "max_concurrency": "load.max_concurrency",
 }
 """Short names on the command line and in `LLM(...)`."""
 
@@ -113,7 +138,9 @@ def twin(record: type) -> type:
         if field.default is not dataclasses.MISSING:
             default = dataclasses.field(default=field.default)
             if isinstance(field.default, tuple):
-                kind, default = list[str], dataclasses.field(default_factory=list)
+                element = typing.get_args(kind)[0]
+                kind = list[element]  # type: ignore[valid-type]
+                default = dataclasses.field(default_factory=lambda held=field.default: list(held))
         else:
             assert field.default_factory is not dataclasses.MISSING, field.name
             default = dataclasses.field(default_factory=field.default_factory)

@@ -139,6 +139,38 @@ class CompileConfig:
 
 
 @dataclass(frozen=True)
+class RuntimeConfig:
+    """Where the core runs, and how its steps follow each other.
+
+    Attributes:
+        process: "inline" keeps the core in the caller's process, "process" gives it its own.
+        async_scheduling: plan the next step while one runs; the tokens are the same.
+        restart: "never", or "on-failure": a core process that died is started again (requests
+            without a token are handed over anew, the others end with an error).
+    """
+
+    process: str = "inline"
+    async_scheduling: bool = True
+    restart: str = "never"
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("process", ("inline", "process")),
+            ("restart", ("never", "on-failure")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(
+                    f"runtime.{name} is {getattr(self, name)!r}; it must be one of "
+                    f"{', '.join(allowed)}"
+                )
+        if self.restart != "never" and self.process == "inline":
+            raise ConfigError(
+                "runtime.restart=on-failure needs runtime.process=process: a core inside the "
+                "caller's process cannot be started again"
+            )
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """Everything an engine is built from."""
 
@@ -148,3 +180,4 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     compile: CompileConfig = field(default_factory=CompileConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)

@@ -1,32 +1,41 @@
 """The engine core: requests in, one step at a time, outputs out.
 
-    add_request ─▶ Scheduler.schedule ─▶ ModelRunner.execute ─▶ Scheduler.update ─▶ EngineOutput
+    add_request ─▶ Scheduler.schedule ─▶ PlanQueue ─▶ Scheduler.update ─▶ EngineOutput
+                                         (runner)
+
+`step` = `plan_ahead` + `digest`. With asynchronous scheduling two plans are in flight: while the
+runner's thread runs one, the caller digests the one before and plans the one after. The tokens are
+the same: a plan only says which positions to compute, and the runner knows what it sampled.
 
 One thread owns a core; nothing here locks. What happens when the runner raises:
 - an ordinary exception ends the requests of that plan with finish reason "error" (their blocks
-  are freed, waiting requests go on);
+  are freed, waiting requests go on; requests of plans made later are computed anew);
 - `EngineError`, or MAX_FAILURES_IN_A_ROW failed steps, ends the core: every request gets an
   "error" output from that `step`, later calls raise `EngineError`;
-- `KeyboardInterrupt` and the like are passed on; the plan is taken back first and its requests
-  will be computed anew, so the core stays usable.
+- `KeyboardInterrupt` and the like are passed on; the plans in flight are taken back first and
+  their requests will be computed anew, so the core stays usable.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
 from girih.kernels.errors import EngineError
 from girih.runtime.executor import ModelRunner, SchedulerOutput
 from girih.runtime.kv_cache import KVCacheStats
+from girih.runtime.plan_queue import Finished, InlinePlanQueue, PlanQueue, ThreadedPlanQueue
 from girih.runtime.request import EngineOutput, EngineRequest
 from girih.runtime.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES_IN_A_ROW = 3
+PLANS_IN_FLIGHT = 2  # with asynchronous scheduling: one that runs, one behind it
 
 
 class EngineStats(msgspec.Struct, frozen=True):
@@ -67,15 +76,23 @@ class EngineCore:
     Args:
         scheduler: owns the requests.
         runner: computes the plans.
+        async_scheduling: let the runner work in its own thread and plan one step ahead.
 
     Attributes:
         failure: why the core died, or None while it lives.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner) -> None:
+    def __init__(
+        self, scheduler: Scheduler, runner: ModelRunner, async_scheduling: bool = False
+    ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.failure: str | None = None
+        self._queue: PlanQueue = (
+            ThreadedPlanQueue(runner) if async_scheduling else InlinePlanQueue(runner)
+        )
+        self._max_in_flight = PLANS_IN_FLIGHT if async_scheduling else 1
+        self._planned: deque[SchedulerOutput] = deque()
         self._num_steps = 0
         self._num_failed_steps = 0
         self._failures_in_a_row = 0
@@ -101,11 +118,11 @@ class EngineCore:
         return self.scheduler.finish_requests(request_ids, "abort")
 
     def has_work(self) -> bool:
-        """Whether a `step` would find unfinished requests."""
-        return self.scheduler.has_work()
+        """Whether a `step` would find unfinished requests, or plans in flight."""
+        return bool(self._planned) or self.scheduler.has_work()
 
     def step(self) -> list[EngineOutput]:
-        """Plan, run and digest one step.
+        """Plan what can be planned, then wait for the oldest plan and digest its result.
 
         Returns:
             One record per request that got tokens or ended; empty without work.
@@ -114,26 +131,52 @@ class EngineCore:
             EngineError: the core died in an earlier step.
         """
         self._check_alive()
+        return self.digest() if self.plan_ahead() else []
+
+    def plan_ahead(self) -> bool:
+        """Make plans until as many are in flight as may be; whether any is."""
         started = time.perf_counter()
-        plan = self.scheduler.schedule()
-        planned = time.perf_counter()
-        self._seconds[0] += planned - started
-        if plan is None:
-            return []
+        while len(self._planned) < self._max_in_flight:
+            plan = self.scheduler.schedule()
+            if plan is None:
+                break
+            self._planned.append(plan)
+            self._queue.submit(plan)
+        self._seconds[0] += time.perf_counter() - started
+        return bool(self._planned)
+
+    def has_result(self) -> bool:
+        """Whether `digest` would not wait for the runner's thread."""
+        return self._queue.has_result()
+
+    def on_result(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called, in the runner's thread, whenever a plan has run."""
+        if isinstance(self._queue, ThreadedPlanQueue):
+            self._queue.on_result = callback
+
+    def digest(self) -> list[EngineOutput]:
+        """Wait for the oldest plan in flight (there must be one) and take in its result.
+
+        Returns:
+            As `step`.
+        """
         try:
-            result = self.runner.execute(plan)
-            ran = time.perf_counter()
-            self._seconds[1] += ran - planned
-            outputs = self.scheduler.update(result)
+            finished = self._queue.wait()
+            received = time.perf_counter()
+            outputs = self.scheduler.update(finished.result)
         except Exception as error:
-            return self._fail(plan, error)
+            return self._fail(error)
         except BaseException:
-            self.scheduler.preempt_requests(self.scheduler.roll_back(plan.step_id))
+            self.scheduler.preempt_requests(self._void_plans())
             raise
-        self._seconds[2] += time.perf_counter() - ran
-        self._num_steps += 1
-        self._failures_in_a_row = 0
+        self._planned.popleft()
+        self._queue.forget(1)
+        self._note_step(finished, received)
         return outputs
+
+    def close(self) -> None:
+        """End the runner's thread; the core is not used afterwards."""
+        self._queue.close()
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes (for example after the weights changed)."""
@@ -165,15 +208,33 @@ class EngineCore:
         if self.failure is not None:
             raise EngineError(f"the engine core died: {self.failure}")
 
-    def _fail(self, plan: SchedulerOutput, error: Exception) -> list[EngineOutput]:
-        """End what the failed plan ran, or everything when the core cannot go on."""
+    def _note_step(self, finished: Finished, received: float) -> None:
+        self._seconds[1] += finished.ended - finished.started
+        self._seconds[2] += time.perf_counter() - received
+        self._num_steps += 1
+        self._failures_in_a_row = 0
+
+    def _void_plans(self) -> list[str]:
+        """Take back every plan in flight; returns the requests they would have advanced."""
+        affected = self.scheduler.roll_back(self._planned[0].step_id)
+        self._queue.forget(len(self._planned))
+        self._planned.clear()
+        return affected
+
+    def _fail(self, error: Exception) -> list[EngineOutput]:
+        """End what the oldest plan ran, or everything when the core cannot go on."""
+        plan = self._planned[0]
         logger.error("step %d failed", plan.step_id, exc_info=error)
         self._num_failed_steps += 1
         self._failures_in_a_row += 1
         text = f"{type(error).__name__}: {error}"
-        self.scheduler.roll_back(plan.step_id)
+        affected = self._void_plans()
         failed = list(plan.num_scheduled_tokens)
         if isinstance(error, EngineError) or self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
             self.failure = text
             failed = list(self.scheduler.requests)
-        return self.scheduler.finish_requests(failed, "error", error=text)
+        outputs = self.scheduler.finish_requests(failed, "error", error=text)
+        # The runner may have got ahead with plans that are void now: it starts these anew.
+        unharmed = [i for i in affected if i in self.scheduler.requests]
+        self.scheduler.preempt_requests(unharmed)
+        return outputs

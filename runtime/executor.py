@@ -80,6 +80,20 @@ class SchedulerOutput(msgspec.Struct, frozen=True):
         return sum(self.num_scheduled_tokens.values())
 
 
+class StepTimes(msgspec.Struct, frozen=True, gc=False):
+    """Where the runner spent one step, in seconds.
+
+    Attributes:
+        prepare: rows brought up to date, inputs gathered.
+        run: the model.
+        sample: tokens chosen and taken in.
+    """
+
+    prepare: float
+    run: float
+    sample: float
+
+
 class ModelRunnerOutput(msgspec.Struct, frozen=True):
     """The result that answers one plan.
 
@@ -89,12 +103,14 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True):
         logprobs: one list per request that asked, parallel to its sampled tokens.
         prompt_logprobs: per request that asked, one entry for each prompt token that the logits
             of this step predict (the chunks of a prompt add up to all but its first token).
+        times: where the time went, when the runner measures it.
     """
 
     step_id: int
     sampled_token_ids: dict[str, list[int]]
     logprobs: dict[str, list[TokenLogprobs]] = {}
     prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
+    times: StepTimes | None = None
 
 
 class ModelRunner(Protocol):

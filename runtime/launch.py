@@ -285,7 +285,8 @@ class _Start:
             limits.max_num_seqs, self.max_model_len, cache.block_size, self.spec.vocab_size
         )
         scheduler = Scheduler(limits, kv, self.max_model_len)
-        return EngineCore(scheduler, CompiledModelRunner(executable, batch, self.target.threads))
+        runner = CompiledModelRunner(executable, batch, self.target.threads)
+        return EngineCore(scheduler, runner, self.config.runtime.async_scheduling)
 
 
 def _load_tiles(bundle: Bundle) -> dict[str, TileFn]:

@@ -9,12 +9,14 @@ scheduler.
 from __future__ import annotations
 
 import threading
+import time
 
+import msgspec
 import torch
 
 from girih.graph.executable import Executable, StepInputs
 from girih.runtime.batch import PersistentBatch, StepBatch
-from girih.runtime.executor import ModelRunnerOutput, SchedulerOutput
+from girih.runtime.executor import ModelRunnerOutput, SchedulerOutput, StepTimes
 from girih.runtime.request import TokenLogprobs
 from girih.runtime.sampler import sample, score_tokens
 
@@ -38,10 +40,15 @@ class CompiledModelRunner:
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one plan; see `ModelRunner.execute`."""
         self._set_threads()
+        started = time.perf_counter()
         step = self.batch.prepare(plan)
+        prepared = time.perf_counter()
         logits = self.executable.run(_inputs(step))
+        ran = time.perf_counter()
         output = sample(logits[: step.num_samples], step.sampling)
-        return self.batch.commit(step, output, _prompt_logprobs(step, logits))
+        result = self.batch.commit(step, output, _prompt_logprobs(step, logits))
+        times = StepTimes(prepared - started, ran - prepared, time.perf_counter() - ran)
+        return msgspec.structs.replace(result, times=times)
 
     def _set_threads(self) -> None:
         """OpenMP keeps the thread count per calling thread: set it where the steps run."""

@@ -41,6 +41,13 @@ class PlannedTokens(NamedTuple):
     samples: bool
 
 
+class PlanInFlight(NamedTuple):
+    """A plan whose result has not come yet."""
+
+    plan: SchedulerOutput
+    parts: list[PlannedTokens]
+
+
 class PlanDraft:
     """A plan while it is made; a victim's part can still be taken out."""
 
@@ -100,7 +107,7 @@ class Scheduler:
         self.num_generated_tokens = 0
         self.finished: Counter[str] = Counter()
         self._watermark = max(1, int(kv_cache.pool.num_usable * WATERMARK_SHARE))
-        self._in_flight: OrderedDict[int, list[PlannedTokens]] = OrderedDict()
+        self._in_flight: OrderedDict[int, PlanInFlight] = OrderedDict()
         self._next_step_id = 0
         self._next_sequence = 0
         self._finished_ids: list[str] = []
@@ -160,7 +167,7 @@ class Scheduler:
             finished_ids=tuple(self._finished_ids),
             preempted_ids=tuple(self._preempted_ids),
         )
-        self._in_flight[plan.step_id] = list(draft.parts.values())
+        self._in_flight[plan.step_id] = PlanInFlight(plan, list(draft.parts.values()))
         self._next_step_id += 1
         self._finished_ids.clear()
         self._preempted_ids.clear()
@@ -308,7 +315,7 @@ class Scheduler:
             raise EngineError(
                 f"a result for step {step_id} came; the oldest plan in flight is {expected}"
             )
-        return self._in_flight.pop(step_id)
+        return self._in_flight.pop(step_id).parts
 
     def _append_sampled(self, request: Request, result: ModelRunnerOutput) -> EngineOutput:
         request_id = request.request_id
@@ -404,12 +411,17 @@ class Scheduler:
     def roll_back(self, step_id: int) -> list[str]:
         """Void plan `step_id` and every later one: their tokens count as not computed.
 
+        What those plans told the runner about ended and preempted requests is told again.
+
         Returns:
             Ids of the requests those plans advanced and that are still unfinished.
         """
         affected: dict[str, None] = {}
         for later_id in reversed([i for i in self._in_flight if i >= step_id]):
-            for request, epoch, start, _, samples in self._in_flight.pop(later_id):
+            plan, parts = self._in_flight.pop(later_id)
+            self._finished_ids[:0] = plan.finished_ids
+            self._preempted_ids[:0] = plan.preempted_ids
+            for request, epoch, start, _, samples in parts:
                 if request.epoch == epoch:
                     request.num_computed_tokens = start
                     request.num_placeholders -= samples

@@ -57,6 +57,65 @@ def test_many_requests_equal_each_alone(new_core):
         assert done[request.request_id].tokens == fake_generate(request, 1000, 256)
 
 
+@pytest.mark.parametrize("case", range(4))
+def test_tokens_are_the_same_with_asynchronous_scheduling(new_core, case):
+    limits = {"num_blocks": 16 + 4 * case, "max_num_batched_tokens": 24 + 40 * case}
+    requests = [
+        make_request(
+            f"r{i}",
+            3 + 13 * i % 60,
+            max_tokens=1 + 7 * i % 30,
+            eos_token_ids=(i % 20,),
+            min_tokens=i % 2,
+        )
+        for i in range(24)
+    ]
+    answers = []
+    for is_async in (False, True):
+        runner = FakeRunner(16, 20)
+        core = new_core(**limits, max_num_seqs=6, runner=runner, async_scheduling=is_async)
+        for request in requests:
+            core.add_request(request)
+        done = run_to_end(core)
+        core.close()
+        assert core.scheduler.num_in_flight == 0
+        answers.append({i: (e.tokens, e.finish_reason) for i, e in done.items()})
+    assert answers[0] == answers[1]
+    assert {reason for _, reason in answers[0].values()} == {"stop", "length"}
+
+
+def test_a_failing_step_spares_requests_of_the_plan_behind_it(new_core, caplog):
+    caplog.set_level(logging.CRITICAL)
+    runner = FakeRunner(16, fail_at={1: RuntimeError("tile 3 broke")})
+    core = new_core(
+        runner=runner, async_scheduling=True, max_num_batched_tokens=40, max_num_seqs=2
+    )
+    requests = [make_request(name, 30, max_tokens=4) for name in "abcd"]
+    for request in requests:
+        core.add_request(request)
+    done = run_to_end(core)
+    core.close()
+    broken = [name for name, entry in done.items() if entry.finish_reason == "error"]
+    assert broken and len(broken) < 4
+    for request in requests:
+        if request.request_id not in broken:
+            assert done[request.request_id].tokens == fake_generate(request, 1000, 256)
+    assert core.failure is None
+
+
+def test_ends_told_to_a_failed_step_are_told_again(new_core, caplog):
+    caplog.set_level(logging.CRITICAL)
+    core = new_core(runner=FakeRunner(16, fail_at={1: ValueError("x")}), max_num_seqs=1)
+    for name in "ab":
+        core.add_request(make_request(name, max_tokens=1))
+    core.step()  # ends a; the next plan tells, and fails before its rows are touched
+    core.step()
+    core.add_request(make_request("c", max_tokens=1))
+    run_to_end(core)
+    assert set(core.runner.plans[-1].finished_ids) == {"a", "b"}
+    assert set(core.runner.rows) == {"c"}
+
+
 def test_abort_waiting_running_and_unknown(new_core):
     core = new_core(max_num_seqs=1)
     for name in "abc":

@@ -37,6 +37,7 @@ class Traffic(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 6),
         threshold=st.sampled_from([0, 5, 16]),
         prefix_caching=st.booleans(),
+        async_scheduling=st.booleans(),
     )
     def start(
         self,
@@ -48,6 +49,7 @@ class Traffic(RuleBasedStateMachine):
         max_num_seqs,
         threshold,
         prefix_caching,
+        async_scheduling,
     ):
         self.core = make_core(
             num_blocks=num_blocks,
@@ -55,6 +57,7 @@ class Traffic(RuleBasedStateMachine):
             max_model_len=MAX_MODEL_LEN,
             enable_prefix_caching=prefix_caching,
             runner=FakeRunner(BLOCK_SIZE, VOCAB_SIZE),
+            async_scheduling=async_scheduling,
             policy=policy,
             enable_chunked_prefill=chunked,
             max_num_batched_tokens=small_budget if chunked else budget,
@@ -201,7 +204,8 @@ class StepMachine(Traffic):
             num_plans = len(self.core.runner.plans)
             collect(self.collected, self.core.step())
             self.core_agrees_with_itself()
-            if len(self.core.runner.plans) > num_plans:
+            is_idle = self.scheduler.num_in_flight == 0  # else the runner may be ahead
+            if is_idle and len(self.core.runner.plans) > num_plans:
                 self.check_executed(self.core.runner.plans[-1])
 
     def check_executed(self, plan):
@@ -227,6 +231,7 @@ class StepMachine(Traffic):
             if not self.core.has_work():
                 break
             collect(self.collected, self.core.step())
+        self.core.close()
         self.core_agrees_with_itself()
         self.check_ends()
 

@@ -21,6 +21,7 @@ def make_core(
     max_model_len: int = 256,
     enable_prefix_caching: bool = True,
     runner: Any = None,
+    async_scheduling: bool = False,
     **scheduler: Any,
 ) -> EngineCore:
     """A core over `runner` (a new `FakeRunner` by default); the rest goes to SchedulerConfig."""
@@ -28,6 +29,7 @@ def make_core(
     return EngineCore(
         Scheduler(SchedulerConfig(**scheduler), kv_cache, max_model_len),
         runner or FakeRunner(block_size),
+        async_scheduling,
     )
 
 
