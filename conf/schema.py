@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from girih.passes.options import OptConfig
@@ -140,7 +140,7 @@ def twin(record: type) -> type:
             if isinstance(field.default, tuple):
                 element = typing.get_args(kind)[0]
                 kind = list[element]  # type: ignore[valid-type]
-                default = dataclasses.field(default_factory=lambda held=field.default: list(held))
+                default = dataclasses.field(default_factory=partial(list, field.default))
         else:
             assert field.default_factory is not dataclasses.MISSING, field.name
             default = dataclasses.field(default_factory=field.default_factory)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from girih.graph.progress import ProgressEvent
+
+if TYPE_CHECKING:
+    from girih.serve.bench.load import LoadState
 
 
 class ProgressDisplay:
@@ -101,3 +104,40 @@ def finished_bar(total: int) -> Progress:
     )
     bar.add_task("prompts", total=total)
     return bar
+
+
+class LoadBar:
+    """Draws how far a load run is; use it as a context manager and call it with its states.
+
+    Args:
+        total: requests in all.
+        quiet: draw nothing.
+    """
+
+    def __init__(self, total: int, quiet: bool = False) -> None:
+        console = Console(file=sys.stderr)
+        self._bar = Progress(
+            TextColumn("requests"),
+            BarColumn(bar_width=28),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[detail]}", markup=False),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        self._task = self._bar.add_task("requests", total=total, detail="")
+
+    def __enter__(self) -> LoadBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, state: LoadState) -> None:
+        """Show one state."""
+        rate = state.output_tokens / state.seconds if state.seconds > 0 else 0.0
+        failed = f", {state.failed} failed" if state.failed else ""
+        detail = f"{state.running} running{failed}, {rate:.0f} tokens/s"
+        self._bar.update(self._task, completed=state.done, detail=detail)

@@ -89,6 +89,15 @@ VERBS = {
             ),
         ),
         Verb(
+            "bench serve",
+            "measure any OpenAI-compatible server under a timed load",
+            (
+                "girih bench serve request_rate=4 num_requests=200",
+                "girih bench serve base_url=URL api=chat dataset=sharegpt dataset.file=FILE",
+                "girih bench serve max_concurrency=8 slo.ttft_ms=300 report.plots=DIR",
+            ),
+        ),
+        Verb(
             "explain",
             "show the stages: program map, tiles, passes, key",
             ("girih explain model=smollm2 opt=O2",),

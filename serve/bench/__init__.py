@@ -1,0 +1,1 @@
+"""Load generator: timed requests against any OpenAI-compatible endpoint."""
