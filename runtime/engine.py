@@ -35,6 +35,7 @@ from girih.runtime.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES_IN_A_ROW = 3
+BLOCKED_SECONDS = 0.01  # a step without a plan waits so long for what requests are blocked on
 PLANS_IN_FLIGHT = 2  # with asynchronous scheduling: one that runs, one behind it
 
 
@@ -93,6 +94,7 @@ class EngineCore:
         )
         self._max_in_flight = PLANS_IN_FLIGHT if async_scheduling else 1
         self._planned: deque[SchedulerOutput] = deque()
+        self._oldest_since = 0.0  # when the oldest plan became the oldest
         self._num_steps = 0
         self._num_failed_steps = 0
         self._failures_in_a_row = 0
@@ -131,7 +133,11 @@ class EngineCore:
             EngineError: the core died in an earlier step.
         """
         self._check_alive()
-        return self.digest() if self.plan_ahead() else []
+        if self.plan_ahead():
+            return self.digest()
+        if self.scheduler.blocked:  # nothing else to do: do not spin
+            self.scheduler.gate.wait(BLOCKED_SECONDS)
+        return []
 
     def plan_ahead(self) -> bool:
         """Make plans until as many are in flight as may be; whether any is."""
@@ -140,6 +146,8 @@ class EngineCore:
             plan = self.scheduler.schedule()
             if plan is None:
                 break
+            if not self._planned:
+                self._oldest_since = time.monotonic()
             self._planned.append(plan)
             self._queue.submit(plan)
         self._seconds[0] += time.perf_counter() - started
@@ -149,8 +157,16 @@ class EngineCore:
         """Whether `digest` would not wait for the runner's thread."""
         return self._queue.has_result()
 
+    def seconds_in_step(self) -> float:
+        """How long the running step has taken so far; 0 when none is planned."""
+        return time.monotonic() - self._oldest_since if self._planned else 0.0
+
     def on_result(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called, in the runner's thread, whenever a plan has run."""
+        """Have `callback` called, in another thread, whenever there is something to do.
+
+        That is when a plan has run in the runner's thread, and when a blocked request may go on.
+        """
+        self.scheduler.gate.on_ready(callback)
         if isinstance(self._queue, ThreadedPlanQueue):
             self._queue.on_result = callback
 
@@ -170,6 +186,7 @@ class EngineCore:
             self.scheduler.preempt_requests(self._void_plans())
             raise
         self._planned.popleft()
+        self._oldest_since = time.monotonic()
         self._queue.forget(1)
         self._note_step(finished, received)
         return outputs
@@ -187,7 +204,7 @@ class EngineCore:
         scheduler = self.scheduler
         return EngineStats(
             num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
+            num_waiting=scheduler.num_waiting,
             num_steps=self._num_steps,
             num_failed_steps=self._num_failed_steps,
             num_preemptions=scheduler.num_preemptions,

@@ -103,6 +103,7 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True):
         logprobs: one list per request that asked, parallel to its sampled tokens.
         prompt_logprobs: per request that asked, one entry for each prompt token that the logits
             of this step predict (the chunks of a prompt add up to all but its first token).
+        errors: why a request whose token was due got none; it ends with this error.
         times: where the time went, when the runner measures it.
     """
 
@@ -110,6 +111,7 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True):
     sampled_token_ids: dict[str, list[int]]
     logprobs: dict[str, list[TokenLogprobs]] = {}
     prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
+    errors: dict[str, str] = {}
     times: StepTimes | None = None
 
 

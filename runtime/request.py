@@ -86,6 +86,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
 class RequestStatus(enum.Enum):
     """Where a request stands."""
 
+    BLOCKED = "blocked"
     WAITING = "waiting"
     PREEMPTED = "preempted"
     RUNNING = "running"

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from girih.kernels.errors import RequestError
+from girih.runtime.structured.output import StructuredOutput
 
 MAX_SEED = 2**64 - 1
 MIN_SEED = -(2**63)
@@ -67,6 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         allowed_token_ids: only these may be produced; None allows all.
         bad_words: token id sequences that are never produced.
         skip_special_tokens: leave special tokens out of the text.
+        structured: the form the output must have; it wins over every other setting.
     """
 
     n: int = 1
@@ -90,12 +92,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     skip_special_tokens: bool = True
+    structured: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
         self._normalise()
         self._check_numbers()
         self._check_lengths()
         self._check_lists()
+        self._check_structured()
 
     @property
     def is_greedy(self) -> bool:
@@ -164,6 +168,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None:
                 _check_integer(name, value, -1, None, "-1 (whole vocabulary), 0 or more, or null")
+
+    def _check_structured(self) -> None:
+        if self.structured is not None and self.ignore_eos:
+            raise RequestError(
+                "ignore_eos is true, but structured output ends where its form is complete; leave "
+                "one of them out",
+                param="ignore_eos",
+            )
 
     def _check_lists(self) -> None:
         for text in self.stop:

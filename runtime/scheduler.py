@@ -4,9 +4,11 @@ There is no prefill phase and no decode phase. Every request has a debt of token
 missing; a step pays debts until its budget is spent: running requests first, in order, then
 waiting ones unless this step had to preempt.
 
-    waiting ──admit──▶ running ──finish──▶ (gone)
-       ▲                  │
-       ╰────preempt───────╯   blocks freed, num_computed_tokens = 0, output tokens stay
+    blocked ──▶ waiting ──admit──▶ running ──finish──▶ (gone)
+                   ▲                  │
+                   ╰────preempt───────╯   blocks freed, num_computed_tokens = 0, output tokens stay
+
+A request is blocked while it waits for something outside (see `Gate`); it holds up nobody.
 
 A plan moves `num_computed_tokens` forward at once (optimistic), so the next plan may be made
 before the result is there; results are paired with plans by `step_id`, in order. Void results
@@ -24,6 +26,7 @@ from girih.kernels.errors import EngineError, QueueFullError, RequestError
 from girih.runtime.admission import AdmissionLimits
 from girih.runtime.config import SchedulerConfig
 from girih.runtime.executor import ModelRunnerOutput, NewRequest, RunningUpdate, SchedulerOutput
+from girih.runtime.gate import Gate, OpenGate
 from girih.runtime.kv_cache import KVCacheManager
 from girih.runtime.request import EngineOutput, EngineRequest, Request, RequestStatus
 from girih.runtime.waiting_queue import make_waiting_queue
@@ -85,6 +88,7 @@ class Scheduler:
         config: budgets and policy.
         kv_cache: gives and takes back blocks.
         max_model_len: longest prompt + output, in tokens.
+        gate: what requests wait for before they are queued.
 
     Attributes:
         num_preemptions: how often a request lost its blocks.
@@ -94,13 +98,19 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: SchedulerConfig, kv_cache: KVCacheManager, max_model_len: int
+        self,
+        config: SchedulerConfig,
+        kv_cache: KVCacheManager,
+        max_model_len: int,
+        gate: Gate | None = None,
     ) -> None:
         self.config = config
         self.kv_cache = kv_cache
         self.limits = AdmissionLimits(config, max_model_len, kv_cache.capacity_tokens)
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []
+        self.gate = gate or OpenGate()
+        self.blocked: dict[str, Request] = {}
         self.waiting = make_waiting_queue(config.policy)
         self.num_preemptions = 0
         self.num_prompt_tokens = 0
@@ -117,6 +127,11 @@ class Scheduler:
     def num_in_flight(self) -> int:
         """Plans whose result has not come yet."""
         return len(self._in_flight)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold no blocks."""
+        return len(self.waiting) + len(self.blocked)
 
     def has_work(self) -> bool:
         """Whether any request is unfinished."""
@@ -137,20 +152,26 @@ class Scheduler:
             )
         max_total_tokens = self.limits.max_total_tokens(source)
         limit = self.config.max_num_waiting
-        if limit and len(self.waiting) >= limit:
+        if limit and self.num_waiting >= limit:
             raise QueueFullError(
-                f"{len(self.waiting)} requests wait, scheduler.max_num_waiting is {limit}: "
+                f"{self.num_waiting} requests wait, scheduler.max_num_waiting is {limit}: "
                 "try again later"
             )
         request = Request(source, self._next_sequence, max_total_tokens)
         self._next_sequence += 1
         self.requests[request.request_id] = request
-        self.waiting.add(request)
+        if self.gate.must_wait(request.sampling):
+            request.status = RequestStatus.BLOCKED
+            self.blocked[request.request_id] = request
+        else:
+            self.waiting.add(request)
 
     # ---- planning ----
 
     def schedule(self) -> SchedulerOutput | None:
         """Make the plan of the next step; None when no request can advance now."""
+        if self.blocked:
+            self._unblock()
         draft = PlanDraft(self.config.max_num_batched_tokens)
         self._schedule_running(draft)
         if not draft.has_preempted:
@@ -172,6 +193,13 @@ class Scheduler:
         self._finished_ids.clear()
         self._preempted_ids.clear()
         return plan
+
+    def _unblock(self) -> None:
+        ready = [r for r in self.blocked.values() if not self.gate.must_wait(r.sampling)]
+        for request in ready:
+            del self.blocked[request.request_id]
+            request.status = RequestStatus.WAITING
+            self.waiting.add(request)
 
     def _schedule_running(self, draft: PlanDraft) -> None:
         running = self.running
@@ -323,7 +351,10 @@ class Scheduler:
         sampled = result.sampled_token_ids.get(request_id)
         if not sampled:
             output.finish_reason = "error"
-            output.error = f"step {result.step_id} gave no token for request {request_id!r}"
+            output.error = (
+                result.errors.get(request_id)
+                or f"step {result.step_id} gave no token for request {request_id!r}"
+            )
             self._finish(request, "error")
             return output
         if len(request.token_ids) == request.num_prompt_tokens:
@@ -394,7 +425,9 @@ class Scheduler:
             request = self.requests.get(request_id)
             if request is None:
                 continue
-            if request.status is not RequestStatus.RUNNING:
+            if request.status is RequestStatus.BLOCKED:
+                del self.blocked[request_id]
+            elif request.status is not RequestStatus.RUNNING:
                 self.waiting.remove(request)
             self._finish(request, reason)
             outputs.append(
@@ -442,10 +475,10 @@ class Scheduler:
             EngineError: names what disagrees.
         """
         self.kv_cache.check_integrity()
-        if len(self.requests) != len(self.running) + len(self.waiting):
+        if len(self.requests) != len(self.running) + self.num_waiting:
             raise EngineError(
                 f"{len(self.requests)} requests != {len(self.running)} running + "
-                f"{len(self.waiting)} waiting"
+                f"{self.num_waiting} waiting"
             )
         running = {id(request) for request in self.running}
         for request in self.requests.values():

@@ -1,0 +1,1 @@
+"""Structured output: grammars that limit which tokens a request may produce."""
