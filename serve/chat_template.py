@@ -21,10 +21,16 @@ ROLES = ("system", "user", "assistant", "tool", "developer")
 
 
 class ChatTemplate:
-    """One model's template (compiled on first use)."""
+    """One model's template (compiled on first use).
 
-    def __init__(self, source: str) -> None:
+    Args:
+        source: the template's text.
+        with_tools: the template to use when tools are given; None uses this one.
+    """
+
+    def __init__(self, source: str, with_tools: ChatTemplate | None = None) -> None:
         self.source = source
+        self.with_tools = with_tools
 
     def render(
         self,
@@ -47,6 +53,14 @@ class ChatTemplate:
         Raises:
             RequestError: the template refuses the messages, or fails on them.
         """
+        if self.with_tools is not None and variables.get("tools"):
+            return self.with_tools.render(
+                messages,
+                special_tokens,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **variables,
+            )
         if continue_final_message and add_generation_prompt:
             raise RequestError(
                 "continue_final_message and add_generation_prompt are both true; choose one",
@@ -60,7 +74,7 @@ class ChatTemplate:
             )
         except Exception as error:  # a template is foreign code: whatever it raises is a refusal
             raise RequestError(
-                f"the model's chat template refused these messages: {error}", param="messages"
+                f"the chat template refused these messages: {error}", param="messages"
             ) from error
         return _cut_after_final(text, plain) if continue_final_message else text
 
@@ -97,15 +111,18 @@ def load_chat_template(path: Path, tokenizer_config: dict[str, Any]) -> ChatTemp
     declared = tokenizer_config.get("chat_template")
     if isinstance(declared, list):
         named = {entry.get("name"): entry.get("template") for entry in declared}
-        declared = named.get("default")
+        tool_use = named.get("tool_use")
+        with_tools = ChatTemplate(tool_use) if isinstance(tool_use, str) else None
+        default = named.get("default")
+        return ChatTemplate(default, with_tools) if isinstance(default, str) else with_tools
     return ChatTemplate(declared) if isinstance(declared, str) else None
 
 
 def plain_message(message: dict[str, Any], index: int) -> dict[str, Any]:
-    """Check one message and join its text parts into one string.
+    """Check one message, join its text parts into one string, read the arguments of its calls.
 
     Raises:
-        RequestError: unknown role, no content, or a part that is not text.
+        RequestError: unknown role, no content, a part that is not text, or a damaged call.
     """
     where = f"messages[{index}]"
     role = message.get("role")
@@ -124,7 +141,34 @@ def plain_message(message: dict[str, Any], index: int) -> dict[str, Any]:
             "parts",
             param="messages",
         )
-    return {**message, "content": content}
+    plain = {**message, "content": content}
+    if message.get("tool_calls"):
+        plain["tool_calls"] = _plain_calls(message["tool_calls"], where)
+    return plain
+
+
+def _plain_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """Clients send arguments as JSON text; templates want them as a map."""
+    if not isinstance(calls, list):
+        raise RequestError(f"{where}.tool_calls must be a list", param="messages")
+    plain: list[dict[str, Any]] = []
+    for number, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RequestError(
+                f"{where}.tool_calls[{number}] has no function with a name", param="messages"
+            )
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError) as error:
+                raise RequestError(
+                    f"{where}.tool_calls[{number}].function.arguments is not JSON: {error}",
+                    param="messages",
+                ) from error
+        plain.append({**call, "function": {**function, "arguments": arguments}})
+    return plain
 
 
 def _part_text(part: Any, where: str) -> str:
@@ -140,15 +184,16 @@ def _part_text(part: Any, where: str) -> str:
 
 
 def _cut_after_final(text: str, messages: list[dict[str, Any]]) -> str:
-    final = str(messages[-1]["content"]).strip() if messages else ""
-    position = text.rfind(final)
-    if not final or position < 0:
-        raise RequestError(
-            "continue_final_message needs a last message whose text the chat template shows as "
-            "it is",
-            param="continue_final_message",
-        )
-    return text[: position + len(final)]
+    whole = str(messages[-1]["content"]) if messages else ""
+    # Templates often strip messages; then the open end has no trailing space either.
+    for final in (whole, whole.strip()):
+        position = text.rfind(final)
+        if final.strip() and position >= 0:
+            return text[: position + len(final)]
+    raise RequestError(
+        "continue_final_message needs a last message whose text the chat template shows as it is",
+        param="continue_final_message",
+    )
 
 
 def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:

@@ -53,6 +53,7 @@ class ServeConfig:
         max_n: choices per prompt.
         max_stop_strings: stop strings per request.
         max_logprobs: alternatives per token.
+        trust_request_chat_template: requests may bring their own chat template.
         stall_seconds: a step running longer makes /health fail.
         keep_alive_seconds: silence in a stream before a comment line is sent.
         shutdown_seconds: grace for running requests after SIGTERM.
@@ -67,6 +68,7 @@ class ServeConfig:
     max_n: int = 128
     max_stop_strings: int = 16
     max_logprobs: int = 20
+    trust_request_chat_template: bool = False
     stall_seconds: float = 120.0
     keep_alive_seconds: float = 15.0
     shutdown_seconds: float = 5.0

@@ -85,6 +85,11 @@ class Tokenizer:
         """Return one token as text; half a character shows as a replacement character."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token by its exact spelling, or None."""
+        found = self._backend.token_to_id(token)
+        return None if found is None else int(found)
+
     def is_special(self, token_id: int) -> bool:
         """Whether the token is a control token, left out of text by default."""
         return token_id in self._special_ids
@@ -93,18 +98,30 @@ class Tokenizer:
         """Whether the token stands for one byte of a character the vocabulary lacks."""
         return token_id in self._byte_ids
 
-    def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> str:
+    def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        template: ChatTemplate | None = None,
+        **options: Any,
+    ) -> str:
         """Render messages with the model's template (see `ChatTemplate.render`).
+
+        Args:
+            messages: the conversation.
+            template: used instead of the model's.
+            options: for `ChatTemplate.render`.
 
         Raises:
             RequestError: the model has no template, or the template refuses the messages.
         """
-        if self.chat_template is None:
+        template = template or self.chat_template
+        if template is None:
             raise RequestError(
                 "this model has no chat template; send the prompt as text to /v1/completions",
                 param="messages",
             )
-        return self.chat_template.render(messages, self.special_tokens, **options)
+        return template.render(messages, self.special_tokens, **options)
 
     def _token_bytes(self, token_id: int) -> bytes:
         if token_id in self._byte_ids:

@@ -8,31 +8,15 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from girih.kernels.errors import RequestError
+from girih.serve.api.bodies import ignored_header, read_body
+from girih.serve.api.chat_job import ChatJob, ChatNews, start_chat
+from girih.serve.api.chat_parts import ToolCallDelta
 from girih.serve.api.errors import as_api_error, json_response
-from girih.serve.api.generation import Plan, Usage, make_plan, truncate_prompt
 from girih.serve.api.logprobs import LogprobsFormatter
-from girih.serve.api.protocol import ChatCompletionRequest, ignored_header, parse_body
-from girih.serve.api.sampling import (
-    chat_logprobs,
-    check_effective,
-    refuse_with_stream,
-    sampling_fields,
-)
-from girih.serve.api.state import Served, ServerState
-from girih.serve.api.streaming import (
-    DONE,
-    KEEP_ALIVE,
-    EventStream,
-    collect,
-    event,
-    interleave,
-    raise_if_failed,
-    run_until_disconnect,
-    submit_all,
-)
-from girih.serve.async_engine import RequestStream
-from girih.serve.output_processor import Delta
-from girih.serve.sampling_defaults import check_room
+from girih.serve.api.protocol import ChatCompletionRequest
+from girih.serve.api.state import ServerState
+from girih.serve.api.streaming import DONE, KEEP_ALIVE, EventStream, event
+from girih.serve.chat_template import plain_message
 
 router = APIRouter()
 
@@ -42,119 +26,81 @@ async def chat_completions(request: Request) -> Response:
     """Answer a conversation, streamed or whole."""
     state: ServerState = request.app.state.server
     state.require(None)
-    body = parse_body(ChatCompletionRequest, await request.body())
+    body = await read_body(request, ChatCompletionRequest)
     served = state.require(body.model)
-    plan = _plan(request, body, served, state)
-    streams = await submit_all(served.engine, plan.requests)
-    writer = _ChatWriter(body, served, plan)
+    echo = _echoed_text(body)
+    job = await start_chat(request, body, served, state, "chatcmpl-")
+    writer = _ChatWriter(job, echo)
     if body.stream:
-        chunks = writer.chunks(streams, state.config.keep_alive_seconds)
-        return EventStream(chunks, streams, ignored_header(body))
-    deltas = await run_until_disconnect(request, collect(streams))
-    if deltas is None:
+        chunks = writer.chunks(state.config.keep_alive_seconds)
+        return EventStream(chunks, job.streams, ignored_header(body))
+    news = await job.whole(request)
+    if news is None:
         return Response(status_code=499)
-    return json_response(writer.whole(deltas), headers=ignored_header(body))
+    return json_response(writer.whole(news), headers=ignored_header(body))
 
 
-def _plan(http: Request, body: ChatCompletionRequest, served: Served, state: ServerState) -> Plan:
-    refuse_with_stream(body)
-    fields = sampling_fields(body, served.tokenizer, state.config)
-    fields["logprobs"] = chat_logprobs(body, state.config)
-    if body.max_completion_tokens is not None:
-        fields["max_tokens"] = body.max_completion_tokens
-    elif body.max_tokens is not None:
-        fields["max_tokens"] = body.max_tokens
-    params = served.defaults.build(fields, max_tokens=None)
-    check_effective(params, body.priority, served.policy)
-    prompt = truncate_prompt(
-        render_messages(body, served), body.truncate_prompt_tokens, served.max_model_len
-    )
-    check_room(len(prompt), params.max_tokens, served.max_model_len)
-    return make_plan(http, body, served, [prompt], params, "chatcmpl-")
-
-
-def render_messages(body: Any, served: Served) -> list[int]:
-    """Return the token ids of a body's conversation.
-
-    Raises:
-        RequestError: no messages, or the chat template refuses them.
-    """
-    if not body.messages:
-        raise RequestError("messages is empty; it must have at least one", param="messages")
-    continues = bool(body.continue_final_message)
-    opens = body.add_generation_prompt
-    variables = body.chat_template_kwargs or {}
-    reserved = {"messages", "special_tokens", "add_generation_prompt", "continue_final_message"}
-    if reserved & set(variables):
+def _echoed_text(body: ChatCompletionRequest) -> str:
+    if not body.echo:
+        return ""
+    messages = body.messages or []
+    if not messages or messages[-1].get("role") != "assistant":
         raise RequestError(
-            f"chat_template_kwargs sets {sorted(reserved & set(variables))}, which have fields of "
-            "their own",
-            param="chat_template_kwargs",
+            "echo is true, but the last message is not the assistant's, so there is nothing to "
+            "repeat; leave it out",
+            param="echo",
         )
-    text = served.tokenizer.render_chat(
-        body.messages,
-        add_generation_prompt=not continues if opens is None else opens,
-        continue_final_message=continues,
-        **variables,
-    )
-    return served.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    return str(plain_message(messages[-1], len(messages) - 1)["content"])
 
 
 class _ChatWriter:
     """Writes the answer to one request in both forms."""
 
-    def __init__(self, body: ChatCompletionRequest, served: Served, plan: Plan) -> None:
-        self._body = body
-        self._plan = plan
+    def __init__(self, job: ChatJob, echo: str) -> None:
+        self._job = job
+        self._body = job.body
+        self._plan = job.plan
+        self._echo = echo
         self._head = {
-            "id": plan.response_id,
-            "created": plan.created,
-            "model": served.name,
-            "system_fingerprint": served.key,
+            "id": job.plan.response_id,
+            "created": job.plan.created,
+            "model": job.served.name,
+            "system_fingerprint": job.served.key,
         }
+        tokenizer = job.served.tokenizer
         self._logprobs = LogprobsFormatter(
-            served.tokenizer, bool(body.return_tokens_as_token_ids), body.top_logprobs or 0
+            tokenizer, bool(self._body.return_tokens_as_token_ids), self._body.top_logprobs or 0
         )
-        self._prompt_logprobs = LogprobsFormatter(
-            served.tokenizer, False, body.prompt_logprobs or 0
-        )
-        self._usage = Usage(len(plan.prompts[0]))
+        self._prompt_logprobs = LogprobsFormatter(tokenizer, False, self._body.prompt_logprobs or 0)
 
-    def whole(self, deltas: Sequence[Delta]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[ChatNews]) -> dict[str, Any]:
         """Return the body of an answer that is not streamed."""
-        for delta in deltas:
-            self._usage.add(0, delta)
         body = {
             **self._head,
             "object": "chat.completion",
-            "choices": [self._choice(*pair) for pair in enumerate(deltas)],
-            "usage": self._usage.body(),
+            "choices": [self._choice(news) for news in choices],
+            "usage": self._job.usage.body(),
         }
-        if deltas[0].prompt_logprobs is not None:
-            body["prompt_logprobs"] = self._prompt_logprobs.prompt(deltas[0].prompt_logprobs)
+        prompt_logprobs = choices[0].delta.prompt_logprobs
+        if prompt_logprobs is not None:
+            body["prompt_logprobs"] = self._prompt_logprobs.prompt(prompt_logprobs)
         if self._body.return_token_ids:
             body["prompt_token_ids"] = self._plan.prompts[0]
         return body
 
-    async def chunks(
-        self, streams: Sequence[RequestStream], keep_alive_seconds: float
-    ) -> AsyncIterator[bytes]:
+    async def chunks(self, keep_alive_seconds: float) -> AsyncIterator[bytes]:
         """Yield the events of a streamed answer."""
         try:
-            for index in range(len(streams)):
+            for index in range(len(self._job.streams)):
                 yield event(self._first_chunk(index))
-            interval = self._body.stream_interval or 1
-            async for item in interleave(streams, keep_alive_seconds, interval):
-                if item is None:
+            async for news in self._job.news(keep_alive_seconds):
+                if news is None:
                     yield KEEP_ALIVE
                     continue
-                index, delta = item
-                raise_if_failed(delta)
-                self._usage.add(0, delta)
-                yield event(self._chunk([self._delta_choice(index, delta)]))
+                yield event(self._chunk([self._delta_choice(news)]))
             options = self._body.stream_options
             if options is not None and options.include_usage:
-                yield event({**self._chunk([]), "usage": self._usage.body()})
+                yield event({**self._chunk([]), "usage": self._job.usage.body()})
         except Exception as error:  # the status line is sent: tell it in the stream
             yield event(as_api_error(error).body())
         yield DONE
@@ -163,13 +109,13 @@ class _ChatWriter:
         chunk = {**self._head, "object": "chat.completion.chunk", "choices": choices}
         options = self._body.stream_options
         if options is not None and options.include_usage and options.continuous_usage_stats:
-            chunk["usage"] = self._usage.body()
+            chunk["usage"] = self._job.usage.body()
         return chunk
 
     def _first_chunk(self, index: int) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": index,
-            "delta": {"role": "assistant", "content": ""},
+            "delta": {"role": "assistant", "content": self._echo},
             "logprobs": None,
             "finish_reason": None,
         }
@@ -178,25 +124,54 @@ class _ChatWriter:
             chunk["prompt_token_ids"] = self._plan.prompts[0]
         return chunk
 
-    def _delta_choice(self, index: int, delta: Delta) -> dict[str, Any]:
-        choice = self._ending(index, delta)
-        choice["delta"] = {"content": delta.text} if delta.text else {}
-        return choice
+    def _delta_choice(self, news: ChatNews) -> dict[str, Any]:
+        delta: dict[str, Any] = {}
+        if news.parts.reasoning:
+            delta["reasoning_content"] = news.parts.reasoning
+        if news.parts.content:
+            delta["content"] = news.parts.content
+        if news.parts.tool_calls:
+            delta["tool_calls"] = [_call_piece(piece) for piece in news.parts.tool_calls]
+        return {**self._ending(news), "delta": delta}
 
-    def _choice(self, index: int, delta: Delta) -> dict[str, Any]:
-        choice = self._ending(index, delta)
-        choice["message"] = {"role": "assistant", "content": delta.text, "refusal": None}
-        choice["stop_reason"] = delta.stop_reason
-        return choice
-
-    def _ending(self, index: int, delta: Delta) -> dict[str, Any]:
-        choice: dict[str, Any] = {
-            "index": index,
-            "logprobs": None if delta.logprobs is None else self._logprobs.chat(delta.logprobs),
-            "finish_reason": delta.finish_reason,
+    def _choice(self, news: ChatNews) -> dict[str, Any]:
+        parts = news.parts
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": self._echo + parts.content,
+            "refusal": None,
         }
-        if delta.finish_reason is not None:
-            choice["stop_reason"] = delta.stop_reason
+        if parts.reasoning:
+            message["reasoning_content"] = parts.reasoning
+        if parts.tool_calls:
+            message["content"] = message["content"] or None
+            message["tool_calls"] = [_whole_call(call) for call in parts.tool_calls]
+        return {**self._ending(news), "message": message}
+
+    def _ending(self, news: ChatNews) -> dict[str, Any]:
+        records = news.delta.logprobs
+        choice: dict[str, Any] = {
+            "index": news.index,
+            "logprobs": None if records is None else self._logprobs.chat(records),
+            "finish_reason": news.finish_reason,
+        }
+        if news.finish_reason is not None:
+            choice["stop_reason"] = news.delta.stop_reason
         if self._body.return_token_ids:
-            choice["token_ids"] = delta.token_ids
+            choice["token_ids"] = news.delta.token_ids
         return choice
+
+
+def _call_piece(piece: ToolCallDelta) -> dict[str, Any]:
+    function: dict[str, Any] = {"arguments": piece.arguments}
+    if piece.name is not None:
+        function["name"] = piece.name
+    body: dict[str, Any] = {"index": piece.index, "function": function}
+    if piece.id is not None:
+        body |= {"id": piece.id, "type": "function"}
+    return body
+
+
+def _whole_call(call: ToolCallDelta) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}

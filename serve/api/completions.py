@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from girih.kernels.errors import RequestError
 from girih.runtime.request import TokenLogprobs
+from girih.serve.api.bodies import ignored_header, read_body
+from girih.serve.api.completion_plan import TextPrompt, plan_completion, scores_only
 from girih.serve.api.errors import as_api_error, json_response
-from girih.serve.api.generation import Plan, Usage, make_plan, truncate_prompt
-from girih.serve.api.logprobs import LogprobsFormatter
-from girih.serve.api.protocol import CompletionRequest, ignored_header, parse_body
-from girih.serve.api.sampling import (
-    check_effective,
-    completion_logprobs,
-    refuse_with_stream,
-    sampling_fields,
-)
+from girih.serve.api.generation import LONG_BODY, Plan, Usage
+from girih.serve.api.logprobs import LogprobsFormatter, TextOffsets, prompt_offsets
+from girih.serve.api.protocol import CompletionRequest
 from girih.serve.api.state import Served, ServerState
 from girih.serve.api.streaming import (
     DONE,
@@ -33,10 +29,7 @@ from girih.serve.api.streaming import (
 )
 from girih.serve.async_engine import RequestStream
 from girih.serve.output_processor import Delta
-from girih.serve.sampling_defaults import check_room
-from girih.serve.tokenizer import Tokenizer
 
-DEFAULT_MAX_TOKENS = 16
 router = APIRouter()
 
 
@@ -45,11 +38,14 @@ async def completions(request: Request) -> Response:
     """Complete prompts, streamed or whole."""
     state: ServerState = request.app.state.server
     state.require(None)
-    body = parse_body(CompletionRequest, await request.body())
+    body = await read_body(request, CompletionRequest)
     served = state.require(body.model)
-    texts, plan = _plan(request, body, served, state)
+    if len(await request.body()) > LONG_BODY:
+        prompts, plan = await asyncio.to_thread(plan_completion, request, body, served, state)
+    else:
+        prompts, plan = plan_completion(request, body, served, state)
     streams = await submit_all(served.engine, plan.requests)
-    writer = _CompletionWriter(body, served, plan, texts)
+    writer = _CompletionWriter(body, served, plan, prompts)
     if body.stream:
         chunks = writer.chunks(streams, state.config.keep_alive_seconds)
         return EventStream(chunks, streams, ignored_header(body))
@@ -59,72 +55,17 @@ async def completions(request: Request) -> Response:
     return json_response(writer.whole(deltas), headers=ignored_header(body))
 
 
-def _plan(
-    http: Request, body: CompletionRequest, served: Served, state: ServerState
-) -> tuple[list[str | None], Plan]:
-    refuse_with_stream(body)
-    fields = sampling_fields(body, served.tokenizer, state.config)
-    num_top = completion_logprobs(body, state.config)
-    fields["logprobs"] = num_top
-    if body.echo and num_top is not None:
-        if body.stream:
-            raise RequestError(
-                "echo with logprobs cannot be streamed; set stream to false", param="echo"
-            )
-        fields["prompt_logprobs"] = max(num_top, body.prompt_logprobs or 0)
-    # Echo with max_tokens 0 scores the prompt: one token is computed and not shown.
-    scores_only = bool(body.echo) and body.max_tokens == 0
-    fields["max_tokens"] = 1 if scores_only else body.max_tokens
-    params = served.defaults.build(fields, max_tokens=DEFAULT_MAX_TOKENS)
-    check_effective(params, body.priority, served.policy)
-    texts: list[str | None] = []
-    prompts: list[list[int]] = []
-    for text, token_ids in _read_prompts(body, served.tokenizer, state.config.max_prompts):
-        kept = truncate_prompt(token_ids, body.truncate_prompt_tokens, served.max_model_len)
-        check_room(len(kept), body.max_tokens, served.max_model_len)
-        texts.append(text if len(kept) == len(token_ids) else None)
-        prompts.append(kept)
-    return texts, make_plan(http, body, served, prompts, params, "cmpl-")
-
-
-def _read_prompts(
-    body: CompletionRequest, tokenizer: Tokenizer, max_prompts: int
-) -> list[tuple[str | None, list[int]]]:
-    prompt = body.prompt
-    if prompt is None or prompt == []:
-        raise RequestError(
-            "prompt is missing; give a string, a list of token ids, or a list of these",
-            param="prompt",
-        )
-    is_single = isinstance(prompt, str) or isinstance(prompt[0], int)
-    items: list[Any] = [prompt] if is_single else list(prompt)
-    if len(items) > max_prompts:
-        raise RequestError(
-            f"prompt has {len(items)} entries; this server allows at most {max_prompts}",
-            param="prompt",
-        )
-    special = body.add_special_tokens is not False
-    return [
-        (item, tokenizer.encode(item, special)) if isinstance(item, str) else (None, item)
-        for item in items
-    ]
-
-
 class _CompletionWriter:
     """Writes the answer to one request in both forms."""
 
     def __init__(
-        self,
-        body: CompletionRequest,
-        served: Served,
-        plan: Plan,
-        texts: list[str | None],
+        self, body: CompletionRequest, served: Served, plan: Plan, prompts: list[TextPrompt]
     ) -> None:
         self._body = body
         self._plan = plan
-        self._texts = texts
+        self._prompts = prompts
         self._tokenizer = served.tokenizer
-        self._scores_only = bool(body.echo) and body.max_tokens == 0
+        self._scores_only = scores_only(body)
         self._head = {
             "id": plan.response_id,
             "object": "text_completion",
@@ -132,15 +73,12 @@ class _CompletionWriter:
             "model": served.name,
             "system_fingerprint": served.key,
         }
-        self._formatters = [
-            LogprobsFormatter(
-                served.tokenizer, bool(body.return_tokens_as_token_ids), body.logprobs or 0
-            )
-            for _ in plan.requests
-        ]
-        self._prompt_formatter = LogprobsFormatter(
+        as_ids = bool(body.return_tokens_as_token_ids)
+        self._logprobs = LogprobsFormatter(served.tokenizer, as_ids, body.logprobs or 0)
+        self._prompt_logprobs = LogprobsFormatter(
             served.tokenizer, False, body.prompt_logprobs or 0
         )
+        self._offsets = [self._start_offsets(index) for index in range(len(plan.requests))]
         self._usage = Usage(sum(len(prompt) for prompt in plan.prompts))
 
     def whole(self, deltas: Sequence[Delta]) -> dict[str, Any]:
@@ -183,39 +121,48 @@ class _CompletionWriter:
         self._usage.add(prompt_index, delta, count_tokens=not self._scores_only)
 
     def _choice(self, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
-        prompt = self._plan.prompt_of(index)
         echoed = bool(self._body.echo) and is_first
         text = "" if self._scores_only else delta.text
         token_ids = [] if self._scores_only else delta.token_ids
-        records: list[TokenLogprobs | None] = list(delta.logprobs or [])
-        if self._scores_only:
-            records = []
-        if echoed:
-            text = self._prompt_text(index) + text
         choice: dict[str, Any] = {
             "index": index,
-            "text": text,
+            "text": self._prompt_text(index) + text if echoed else text,
             "logprobs": None,
             "finish_reason": "length" if self._scores_only else delta.finish_reason,
         }
         if self._body.logprobs is not None:
-            shown_ids = token_ids
-            if echoed and delta.prompt_logprobs is not None:
-                shown_ids = prompt + token_ids
-                records = [*delta.prompt_logprobs, *records]
-            choice["logprobs"] = self._formatters[index].completion(records, shown_ids)
+            choice["logprobs"] = self._logprobs_of(index, delta, token_ids, echoed)
         if delta.finish_reason is not None:
             choice["stop_reason"] = delta.stop_reason
         if self._body.prompt_logprobs is not None and delta.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = self._prompt_formatter.prompt(delta.prompt_logprobs)
+            choice["prompt_logprobs"] = self._prompt_logprobs.prompt(delta.prompt_logprobs)
         if self._body.return_token_ids:
             choice["token_ids"] = token_ids
             if is_first:
-                choice["prompt_token_ids"] = prompt
+                choice["prompt_token_ids"] = self._plan.prompt_of(index)
         return choice
 
+    def _logprobs_of(
+        self, index: int, delta: Delta, token_ids: list[int], echoed: bool
+    ) -> dict[str, Any]:
+        records: list[TokenLogprobs | None] = [*(delta.logprobs or [])][: len(token_ids)]
+        shown = token_ids
+        offsets = [self._offsets[index].push(token_id) for token_id in token_ids]
+        if echoed and delta.prompt_logprobs is not None:
+            prompt = self._plan.prompt_of(index)
+            shown = prompt + token_ids
+            records = [*delta.prompt_logprobs, *records]
+            before = prompt_offsets(self._tokenizer, self._prompt_text(index), prompt)
+            offsets = before + offsets
+        return self._logprobs.completion(records, shown, offsets)
+
+    def _start_offsets(self, index: int) -> TextOffsets:
+        start = len(self._prompt_text(index)) if self._body.echo else 0
+        skips = self._body.skip_special_tokens is not False
+        return TextOffsets(self._tokenizer, skips, self._plan.prompt_of(index), start)
+
     def _prompt_text(self, index: int) -> str:
-        text = self._texts[index // len(self._plan.params)]
-        if text is not None:
-            return text
-        return self._tokenizer.decode(self._plan.prompt_of(index), skip_special_tokens=False)
+        prompt = self._prompts[index // len(self._plan.params)]
+        if prompt.text is not None:
+            return prompt.text
+        return self._tokenizer.decode(prompt.token_ids, skip_special_tokens=False)

@@ -18,6 +18,9 @@ from girih.serve.api.state import Served
 from girih.serve.output_processor import Delta
 from girih.serve.prompts import check_prompt_ids, split_n
 
+# Larger bodies are tokenized in a worker thread, so that other requests go on.
+LONG_BODY = 50_000
+
 
 @dataclass
 class Plan:

@@ -8,14 +8,10 @@ from fastapi import APIRouter, Request, Response
 
 from girih import __version__
 from girih.kernels.errors import RequestError
-from girih.serve.api.chat import render_messages
+from girih.serve.api.bodies import ignored_header, read_body
 from girih.serve.api.errors import RETRY_SECONDS, ApiError, json_response
-from girih.serve.api.protocol import (
-    DetokenizeRequest,
-    TokenizeRequest,
-    ignored_header,
-    parse_body,
-)
+from girih.serve.api.protocol import DetokenizeRequest, TokenizeRequest
+from girih.serve.api.rendering import render_messages
 from girih.serve.api.state import Served, ServerState
 from girih.serve.prompts import check_prompt_ids
 
@@ -71,14 +67,14 @@ async def tokenize(request: Request) -> Response:
     """Return the ids of a text or a conversation."""
     state = _state(request)
     state.require(None)
-    body = parse_body(TokenizeRequest, await request.body())
+    body = await read_body(request, TokenizeRequest)
     served = state.require(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
     if body.prompt is not None:
         tokens = served.tokenizer.encode(body.prompt, body.add_special_tokens is not False)
     else:
-        tokens = render_messages(body, served)
+        tokens = render_messages(body, served, state.config.trust_request_chat_template)
     answer: dict[str, Any] = {
         "count": len(tokens),
         "max_model_len": served.max_model_len,
@@ -95,7 +91,7 @@ async def detokenize(request: Request) -> Response:
     """Return the text of ids."""
     state = _state(request)
     state.require(None)
-    body = parse_body(DetokenizeRequest, await request.body())
+    body = await read_body(request, DetokenizeRequest)
     served = state.require(body.model)
     if body.tokens:
         check_prompt_ids(body.tokens, served.vocab_size)

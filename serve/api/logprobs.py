@@ -7,13 +7,55 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from girih.runtime.request import TokenLogprobs
+from girih.serve.detokenizer import make_decoder
 from girih.serve.tokenizer import Tokenizer
 
 LOWEST = -9999.0  # stands for minus infinity, which JSON cannot say
 
 
+class TextOffsets:
+    """Where each token begins in the text, in characters.
+
+    A token that completes no character shares its offset with the next one.
+
+    Args:
+        tokenizer: the model's.
+        skip_special_tokens: whether the text leaves control tokens out.
+        context: tokens before the first one.
+        start: offset of the first one.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool,
+        context: Sequence[int] = (),
+        start: int = 0,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = make_decoder(tokenizer, skip_special_tokens, context)
+        self._end = start
+
+    def push(self, token_id: int) -> int:
+        """Return the offset of the next token."""
+        start = self._end
+        text = self._decoder.push(token_id)
+        self._end += len(text)
+        own = self._tokenizer.token_text(token_id)
+        # More text than its own: an unfinished character before it became a replacement mark.
+        return self._end - len(own) if own and text.endswith(own) else start
+
+
+def prompt_offsets(tokenizer: Tokenizer, text: str, token_ids: Sequence[int]) -> list[int]:
+    """Return where each token of a prompt begins in its `text`."""
+    # A text that spells control tokens out keeps them; one the tokenizer added them to does not.
+    skips = tokenizer.decode(token_ids, skip_special_tokens=False) != text
+    offsets = TextOffsets(tokenizer, skips)
+    return [min(offsets.push(token_id), len(text)) for token_id in token_ids]
+
+
 class LogprobsFormatter:
-    """Formats one choice; text offsets run on from call to call.
+    """Formats the log-probabilities of one answer.
 
     Args:
         tokenizer: gives text and bytes of a token.
@@ -25,23 +67,26 @@ class LogprobsFormatter:
         self._tokenizer = tokenizer
         self._as_token_ids = as_token_ids
         self._num_top = num_top
-        self._offset = 0
 
     def chat(self, records: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """Return the `logprobs` object of a chat choice."""
         return {"content": [self._chat_entry(record) for record in records]}
 
     def completion(
-        self, records: Sequence[TokenLogprobs | None], ids: Sequence[int]
+        self,
+        records: Sequence[TokenLogprobs | None],
+        ids: Sequence[int],
+        offsets: Sequence[int],
     ) -> dict[str, Any]:
         """Return the `logprobs` object of a completion choice.
 
         Args:
             records: one per token; None for the first prompt token.
             ids: the tokens themselves.
+            offsets: where each begins in the text, in characters.
         """
         body: dict[str, Any] = {
-            "text_offset": [],
+            "text_offset": list(offsets),
             "token_logprobs": [],
             "tokens": [],
             "top_logprobs": [],
@@ -49,8 +94,6 @@ class LogprobsFormatter:
         for record, token_id in zip(records, ids, strict=True):
             token = self._name(token_id)
             body["tokens"].append(token)
-            body["text_offset"].append(self._offset)
-            self._offset += len(token)
             if record is None:
                 body["token_logprobs"].append(None)
                 body["top_logprobs"].append(None)
@@ -108,7 +151,11 @@ class LogprobsFormatter:
     def _name(self, token_id: int) -> str:
         if self._as_token_ids:
             return f"token_id:{token_id}"
-        return self._tokenizer.token_text(token_id)
+        data = self._tokenizer.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:  # part of a character; OpenAI spells its bytes out
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def _finite(value: float) -> float:

@@ -1,37 +1,66 @@
-"""Request bodies: which fields exist, of which type (values are checked by `sampling`).
+"""Fields of the two OpenAI generation routes and of the tokenizer routes, with their types.
 
-A field named here is either obeyed or refused; a field that is not is reported in the response
-header `x-girih-ignored`.
+Values are checked by `sampling`. A field named here is either obeyed or refused; a field that is
+not is reported in the response header `x-girih-ignored`.
 """
 
 from __future__ import annotations
 
-import logging
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, Field
 
-from girih.serve.api.errors import ApiError
+from girih.serve.api.bodies import Body, Integer
 
-logger = logging.getLogger("girih.serve")
-_reported: set[str] = set()
+
+def described(text: str, **schema: Any) -> Any:
+    """An optional field (null is the same as absent) with its words for the OpenAPI document.
+
+    Args:
+        text: what it does.
+        schema: further JSON Schema keywords (documentation: `sampling` does the checks).
+    """
+    return Field(default=None, description=text, json_schema_extra=schema)
+
+
+MESSAGES_SCHEMA: dict[str, Any] = {
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["role"],
+        "properties": {
+            "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+            "content": {
+                "description": "The text, whole or in parts of type text.",
+                "anyOf": [
+                    {"type": "string"},
+                    {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "required": ["type", "text"],
+                            "properties": {
+                                "type": {"const": "text"},
+                                "text": {"type": "string"},
+                            },
+                        },
+                    },
+                    {"type": "null"},
+                ],
+            },
+        },
+    },
+    "examples": [[{"role": "user", "content": "Why is the sky blue?"}]],
+}
 
 
 class StreamOptions(BaseModel):
     """`stream_options` of a request."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-
-
-class Body(BaseModel):
-    """A request body; unknown fields are kept aside."""
-
-    model_config = ConfigDict(extra="allow", protected_namespaces=())
-
-    def ignored_fields(self) -> list[str]:
-        """Names of fields this server does not know."""
-        return sorted(self.model_extra or {})
+    include_usage: bool = Field(False, description="Send token counts in a last chunk.")
+    continuous_usage_stats: bool = Field(
+        False, description="Send running token counts in every chunk (needs include_usage)."
+    )
 
 
 class SamplingBody(Body):
@@ -49,37 +78,45 @@ class SamplingBody(Body):
         "watermarking",
     )
 
-    model: str | None = None
-    n: int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    stream_interval: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    max_tokens: int | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    skip_special_tokens: bool | None = None
-    prompt_logprobs: int | None = None
-    truncate_prompt_tokens: int | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-    cache_salt: str | None = None
-    priority: int | None = None
-    request_id: str | None = None
-    response_format: dict[str, Any] | None = None
+    model: str | None = described("The served model; it may be left out.")
+    n: Integer | None = described("Choices per prompt.", minimum=1)
+    stream: bool | None = described("Send the answer as server-sent events.")
+    stream_options: StreamOptions | None = described("What a stream also carries.")
+    stream_interval: Integer | None = described("Fewest tokens per chunk.", minimum=1)
+    temperature: float | None = described("0 is greedy.", minimum=0)
+    top_p: float | None = described("Nucleus mass.", exclusiveMinimum=0, maximum=1)
+    top_k: Integer | None = described("Best k tokens; 0 and -1 are off.", minimum=-1)
+    min_p: float | None = described("Least share of the best probability.", minimum=0, maximum=1)
+    presence_penalty: float | None = described("Flat penalty of repeats.", minimum=-2, maximum=2)
+    frequency_penalty: float | None = described("Penalty per repeat.", minimum=-2, maximum=2)
+    repetition_penalty: float | None = described(
+        "Above 1 discourages tokens of prompt and output.", exclusiveMinimum=0
+    )
+    seed: Integer | None = described("The same seed gives the same draw.")
+    stop: str | list[str] | None = described("Strings that end the output.", minLength=1)
+    stop_token_ids: list[Integer] | None = described("Tokens that end the output.")
+    include_stop_str_in_output: bool | None = described("Keep the stop string in the text.")
+    ignore_eos: bool | None = described("Go on after the model's end token.")
+    min_tokens: Integer | None = described("No end before this many tokens.", minimum=0)
+    max_tokens: Integer | None = described("Longest output in tokens.", minimum=0)
+    logit_bias: dict[str, float] | None = described(
+        "Token id → value from -100 to 100 added to its logit."
+    )
+    allowed_token_ids: list[Integer] | None = described("Only these tokens.", minItems=1)
+    bad_words: list[str] | None = described("Words that are never produced.")
+    skip_special_tokens: bool | None = described("Leave control tokens out of the text.")
+    prompt_logprobs: Integer | None = described("Alternatives per prompt token.", minimum=0)
+    truncate_prompt_tokens: Integer | None = described(
+        "Keep this many tokens at the end of the prompt; -1 as many as fit.", minimum=-1
+    )
+    return_token_ids: bool | None = described("Add token ids to the answer.")
+    return_tokens_as_token_ids: bool | None = described('Name tokens "token_id:N" in logprobs.')
+    cache_salt: str | None = described(
+        "Prompts share cached prefixes only with equal salts.", minLength=1, maxLength=128
+    )
+    priority: Integer | None = described("Lower is served first (policy priority only).")
+    request_id: str | None = described("Id of the answer; the header x-request-id wins.")
+    response_format: dict[str, Any] | None = described("Shape of the output.")
 
     structured_outputs: Any = None
     use_beam_search: Any = None
@@ -95,108 +132,68 @@ class SamplingBody(Body):
 class CompletionRequest(SamplingBody):
     """Body of /v1/completions."""
 
-    not_supported: ClassVar[tuple[str, ...]] = (*SamplingBody.not_supported, "suffix")
+    prompt: str | list[Integer] | list[str] | list[list[Integer]] | None = described(
+        "A text, token ids, or a list of either.", examples=["Once upon a time", [[1, 2, 3]]]
+    )
+    suffix: str | None = described(
+        "Text after the completion (models with fill-in-the-middle tokens)."
+    )
+    logprobs: Integer | None = described("Alternatives per output token.", minimum=0)
+    echo: bool | None = described("Put the prompt before the text.")
+    add_special_tokens: bool | None = described("Begin the prompt as the model expects.")
+    best_of: Integer | None = described("Only n itself is allowed.", minimum=1)
 
-    prompt: str | list[int] | list[str] | list[list[int]] | None = None
-    logprobs: int | None = None
-    echo: bool | None = None
-    add_special_tokens: bool | None = None
-    best_of: int | None = None
-    suffix: Any = None
+
+class RenderingBody(Body):
+    """Fields that turn a conversation into a prompt."""
+
+    messages: list[dict[str, Any]] | None = described("The conversation.", **MESSAGES_SCHEMA)
+    add_generation_prompt: bool | None = described("Open the assistant's turn at the end.")
+    continue_final_message: bool | None = described("Continue the last message.")
+    add_special_tokens: bool | None = described("Add what the tokenizer adds to plain text.")
+    chat_template: str | None = described("Replaces the model's template, where allowed.")
+    chat_template_kwargs: dict[str, Any] | None = described("Further names for the template.")
+    tools: list[dict[str, Any]] | None = described("Functions the model may call.")
+    documents: list[dict[str, Any]] | None = described("Texts for templates that cite them.")
+    reasoning_effort: str | None = described(
+        "How long to think, for templates that know it.",
+        examples=["none", "minimal", "low", "medium", "high"],
+    )
 
 
-class ChatCompletionRequest(SamplingBody):
+class ChatCompletionRequest(RenderingBody, SamplingBody):
     """Body of /v1/chat/completions."""
 
     not_supported: ClassVar[tuple[str, ...]] = (
         *SamplingBody.not_supported,
-        "tools",
         "functions",
         "function_call",
-        "chat_template",
-        "documents",
         "audio",
-        "reasoning_effort",
-        "echo",
     )
 
-    messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    add_special_tokens: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    max_completion_tokens: Integer | None = described("Longest output in tokens.", minimum=1)
+    logprobs: bool | None = described("Report log-probabilities of output tokens.")
+    top_logprobs: Integer | None = described("Alternatives per output token.", minimum=0)
+    echo: bool | None = described("Put the continued assistant message before the text.")
     tool_choice: Any = None
     modalities: list[str] | None = None
 
-    tools: Any = None
     functions: Any = None
     function_call: Any = None
-    chat_template: Any = None
-    documents: Any = None
     audio: Any = None
-    reasoning_effort: Any = None
-    echo: Any = None
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(RenderingBody):
     """Body of /tokenize: `prompt` or `messages`."""
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    return_token_strs: bool | None = None
+    model: str | None = described("The served model; it may be left out.")
+    prompt: str | None = described("The text.", examples=["Hello!"])
+    return_token_strs: bool | None = described("Add the text of every token.")
 
 
 class DetokenizeRequest(Body):
     """Body of /detokenize."""
 
-    model: str | None = None
-    tokens: list[int]
-    skip_special_tokens: bool | None = None
-
-
-BodyType = TypeVar("BodyType", bound=Body)
-
-
-def parse_body(kind: type[BodyType], raw: bytes) -> BodyType:
-    """Read a JSON body.
-
-    Raises:
-        ApiError: 400, not JSON, or a field of the wrong type (names the first few).
-    """
-    try:
-        body = kind.model_validate_json(raw)
-    except ValidationError as error:
-        raise _as_api_error(error) from error
-    for name in body.ignored_fields():
-        if name not in _reported and len(_reported) < 1000:
-            _reported.add(name)
-            logger.warning("request field %r is not known and was ignored", name[:64])
-    return body
-
-
-def ignored_header(body: Body) -> dict[str, str]:
-    """Return the header that names ignored fields, {} when there are none."""
-    names = [name.encode("ascii", "replace").decode()[:64] for name in body.ignored_fields()[:20]]
-    printable = [name for name in names if name.isprintable()]
-    return {"x-girih-ignored": ", ".join(printable)} if printable else {}
-
-
-def _as_api_error(error: ValidationError) -> ApiError:
-    problems = error.errors(include_url=False, include_context=False)
-    if problems[0]["type"] == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON: {problems[0]['msg']}", code="json")
-    texts: list[str] = []
-    for problem in problems[:4]:
-        field = ".".join(str(part) for part in problem["loc"]) or "body"
-        seen = repr(problem["input"])[:80] if problem["type"] != "missing" else "missing"
-        texts.append(f"{field}: {problem['msg']} (got {seen})")
-    param = str(problems[0]["loc"][0]) if problems[0]["loc"] else None
-    return ApiError(400, "; ".join(texts), param)
+    model: str | None = described("The served model; it may be left out.")
+    tokens: list[Integer] = Field(description="Token ids.", examples=[[1, 2, 3]])
+    skip_special_tokens: bool | None = described("Leave control tokens out of the text.")

@@ -116,10 +116,9 @@ def _refuse_unsupported(body: SamplingBody) -> None:
             param="response_format",
         )
     if isinstance(body, ChatCompletionRequest):
-        if body.tool_choice not in (None, "none"):
+        if body.tool_choice not in (None, "none", "auto"):
             raise RequestError(
-                f"tool_choice is {body.tool_choice!r}, but tools are not supported by this "
-                "server; leave it out",
+                f"tool_choice is {body.tool_choice!r}; this server supports 'none' and 'auto'",
                 param="tool_choice",
             )
         if body.modalities not in (None, ["text"]):

@@ -30,7 +30,7 @@ BAD_BODIES = [
     ("completions", {**TEXT, "allowed_token_ids": []}, "allowed_token_ids", "empty"),
     ("completions", {**TEXT, "bad_words": [""]}, "bad_words", "empty"),
     ("completions", {**TEXT, "priority": 3}, "priority", "fcfs"),
-    ("completions", {**TEXT, "suffix": "x"}, "suffix", "not supported"),
+    ("completions", {**TEXT, "suffix": "x"}, "suffix", "fill-in-the-middle"),
     ("completions", {**TEXT, "best_of": 4}, "best_of", "rank"),
     ("completions", {**TEXT, "min_tokens": 99}, "min_tokens", "max_tokens"),
     (
@@ -62,8 +62,7 @@ BAD_BODIES = [
     ("chat/completions", {"messages": []}, "messages", "empty"),
     ("chat/completions", {"messages": [{"role": "x", "content": ""}]}, "messages", "role"),
     ("chat/completions", {**CHAT, "top_logprobs": 2}, "top_logprobs", "logprobs is not true"),
-    ("chat/completions", {**CHAT, "tools": [{}]}, "tools", "not supported"),
-    ("chat/completions", {**CHAT, "tool_choice": "auto"}, "tool_choice", "tools"),
+    ("chat/completions", {**CHAT, "tools": [{}]}, "tools", "function"),
     (
         "chat/completions",
         {**CHAT, "add_generation_prompt": True, "continue_final_message": True},

@@ -159,8 +159,33 @@ def test_completion_logprobs_and_echo(client, shared_server):
     assert logprobs.token_logprobs[0] is None
     assert logprobs.top_logprobs[0] is None
     assert choice.text.startswith(prompt)
-    offsets = [len("".join(logprobs.tokens[:index])) for index in range(count)]
-    assert logprobs.text_offset == offsets
+    assert_offsets_fit(choice)
+
+
+def assert_offsets_fit(choice):
+    """Every token that is whole characters stands in the text where its offset says."""
+    logprobs = choice.logprobs
+    assert logprobs.text_offset == sorted(logprobs.text_offset)
+    named = list(zip(logprobs.tokens, logprobs.text_offset, strict=True))
+    for token, offset in named:
+        if not token.startswith(("bytes:", "<|")):
+            assert choice.text[offset:].startswith(token), (token, offset, choice.text)
+    assert not all(token.startswith("bytes:") for token, _ in named)
+
+
+def test_text_offsets_count_characters_not_pieces_of_them(client, shared_server):
+    prompts = ["naïve 😀 你好 <|im_end|> x", shared_server.tokenizer.encode("你 a 😀 b")]
+    for prompt in prompts:
+        for echo in (False, True):
+            answer = complete(client, prompt=prompt, max_tokens=60, logprobs=1, echo=echo)
+            assert_offsets_fit(answer.choices[0])
+    texts, offsets = "", []
+    options = {"prompt": prompts[0], "max_tokens": 60, "logprobs": 1}
+    for chunk in complete(client, stream=True, **options):
+        texts += chunk.choices[0].text
+        offsets += chunk.choices[0].logprobs.text_offset
+    whole = complete(client, **options).choices[0]
+    assert (texts, offsets) == (whole.text, whole.logprobs.text_offset)
 
 
 def test_echo_without_new_tokens_scores_the_prompt(client):

@@ -1,0 +1,131 @@
+"""From the bytes of a request to a checked body: strict JSON, strict types, clear refusals.
+
+JSON is read twice: once to refuse what JSON cannot mean (a field given twice, NaN, Infinity), once
+by pydantic into the record.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import logging
+from typing import Annotated, Any, Never, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from girih.serve.api.errors import ApiError
+
+logger = logging.getLogger("girih.serve")
+_reported: set[str] = set()
+MAX_SHOWN = 80
+
+
+def _whole(value: Any) -> Any:
+    """JSON has one kind of number: 3.0 is the integer 3."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), le=2**63 - 1)]
+"""A 64-bit integer, also when it is written with a decimal point."""
+
+
+class Body(BaseModel):
+    """A request body; unknown fields are kept aside."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    def ignored_fields(self) -> list[str]:
+        """Names of fields this server does not know."""
+        return sorted(self.model_extra or {})
+
+
+BodyType = TypeVar("BodyType", bound=Body)
+
+
+async def read_body(request: Request, kind: type[BodyType]) -> BodyType:
+    """Read the body of a request.
+
+    Raises:
+        ApiError: 415, it is not declared as JSON; 400, see `parse_body`.
+    """
+    declared = request.headers.get("content-type", "application/json")
+    kind_of_content = declared.partition(";")[0].strip().lower()
+    if kind_of_content != "application/json" and not kind_of_content.endswith("+json"):
+        raise ApiError(
+            415,
+            f"content-type is {declared[:MAX_SHOWN]!r}; it must be application/json "
+            "(curl: -H 'content-type: application/json')",
+        )
+    return parse_body(kind, await request.body())
+
+
+def parse_body(kind: type[BodyType], raw: bytes) -> BodyType:
+    """Read a JSON body.
+
+    Raises:
+        ApiError: 400, not JSON, or a field of the wrong type (names the first few).
+    """
+    _check_json(raw)
+    try:
+        body = kind.model_validate_json(raw, strict=True)
+    except ValidationError as error:
+        raise _as_api_error(error) from error
+    for name in body.ignored_fields():
+        if name not in _reported and len(_reported) < 1000:
+            _reported.add(name)
+            logger.warning("request field %r is not known and was ignored", name[:64])
+    return body
+
+
+def ignored_header(body: Body) -> dict[str, str]:
+    """Return the header that names ignored fields, {} when there are none."""
+    names = [name.encode("ascii", "replace").decode()[:64] for name in body.ignored_fields()[:20]]
+    printable = [name for name in names if name.isprintable()]
+    return {"x-girih-ignored": ", ".join(printable)} if printable else {}
+
+
+def _check_json(raw: bytes) -> None:
+    try:
+        json.loads(raw.decode(), object_pairs_hook=_unique_fields, parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"the body is not valid UTF-8: {error.reason}", code="json") from error
+    except RecursionError as error:
+        raise ApiError(400, "the body is nested too deeply", code="json") from error
+    except ValueError as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="json") from error
+
+
+def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        counts = collections.Counter(name for name, _ in pairs)
+        twice = counts.most_common(1)[0][0][:MAX_SHOWN]
+        raise ApiError(400, f"the field {twice!r} is given twice in one object", twice, "json")
+    return fields
+
+
+def _refuse_constant(name: str) -> Never:
+    raise ApiError(400, f"the body has the value {name}, which JSON does not allow", code="json")
+
+
+def _as_api_error(error: ValidationError) -> ApiError:
+    problems = error.errors(include_url=False, include_context=False)
+    if problems[0]["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {problems[0]['msg']}", code="json")
+    texts: list[str] = []
+    for problem in problems[:4]:
+        field = ".".join(str(part) for part in problem["loc"]) or "body"
+        seen = _shown(problem["input"]) if problem["type"] != "missing" else "missing"
+        texts.append(f"{field[:MAX_SHOWN]}: {problem['msg']} (got {seen})")
+    param = str(problems[0]["loc"][0]) if problems[0]["loc"] else None
+    return ApiError(400, "; ".join(texts), param)
+
+
+def _shown(value: Any) -> str:
+    """`value` for a message; a large container is not spelled out first."""
+    if isinstance(value, list | dict) and len(value) > MAX_SHOWN:
+        return f"{type(value).__name__} of {len(value)} entries"
+    if isinstance(value, str):
+        value = value[:MAX_SHOWN]
+    return repr(value)[:MAX_SHOWN]

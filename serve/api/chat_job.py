@@ -1,0 +1,169 @@
+"""One conversation being answered: what chat completions, responses and messages share.
+
+ChatCompletionRequest ─▶ start_chat ─▶ ChatJob ─▶ ChatNews, streamed or whole ─▶ a writer
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import Request
+
+from girih.serve.api.chat_parts import ChatDelta, ChatParser, ParserFactory, PlainText
+from girih.serve.api.generation import LONG_BODY, Plan, Usage, make_plan, truncate_prompt
+from girih.serve.api.protocol import ChatCompletionRequest
+from girih.serve.api.rendering import render_messages
+from girih.serve.api.sampling import (
+    chat_logprobs,
+    check_effective,
+    refuse_with_stream,
+    sampling_fields,
+)
+from girih.serve.api.state import Served, ServerState
+from girih.serve.api.streaming import (
+    close_all,
+    collect,
+    interleave,
+    raise_if_failed,
+    run_until_disconnect,
+    submit_all,
+)
+from girih.serve.async_engine import RequestStream
+from girih.serve.output_processor import Delta
+from girih.serve.sampling_defaults import check_room
+
+
+@dataclass
+class ChatNews:
+    """What is new in one choice.
+
+    Attributes:
+        index: which choice.
+        delta: text, tokens, logprobs.
+        parts: the same text split into content, reasoning and tool calls.
+        finish_reason: set on the last news of the choice.
+    """
+
+    index: int
+    delta: Delta
+    parts: ChatDelta = field(default_factory=ChatDelta)
+    finish_reason: str | None = None
+
+
+class ChatJob:
+    """The requests of one conversation while they run.
+
+    Args:
+        body: what was asked.
+        served: the model.
+        plan: the requests.
+        streams: their outputs, one per choice.
+        make_parser: makes the parser of one choice.
+    """
+
+    def __init__(
+        self,
+        body: ChatCompletionRequest,
+        served: Served,
+        plan: Plan,
+        streams: Sequence[RequestStream],
+        make_parser: ParserFactory = PlainText,
+    ) -> None:
+        self.body = body
+        self.served = served
+        self.plan = plan
+        self.streams = streams
+        self.usage = Usage(len(plan.prompts[0]))
+        self._parsers: list[ChatParser] = [make_parser() for _ in streams]
+        self._called = [False] * len(streams)
+
+    def close(self) -> None:
+        """Abort what still runs."""
+        close_all(self.streams)
+
+    async def whole(self, http: Request) -> list[ChatNews] | None:
+        """Wait for every choice; None when the client went away.
+
+        Raises:
+            ApiError: one of them failed in the engine.
+        """
+        deltas = await run_until_disconnect(http, collect(self.streams))
+        if deltas is None:
+            return None
+        return [self._take(index, delta) for index, delta in enumerate(deltas)]
+
+    async def news(self, keep_alive_seconds: float) -> AsyncIterator[ChatNews | None]:
+        """Yield news as they come; None after a silence.
+
+        Raises:
+            ApiError: one of the choices failed in the engine.
+        """
+        interval = self.body.stream_interval or 1
+        async for item in interleave(self.streams, keep_alive_seconds, interval):
+            if item is None:
+                yield None
+                continue
+            index, delta = item
+            raise_if_failed(delta)
+            yield self._take(index, delta)
+
+    def _take(self, index: int, delta: Delta) -> ChatNews:
+        self.usage.add(0, delta)
+        parser = self._parsers[index]
+        parts = parser.push(delta.text, delta.token_ids)
+        if delta.finish_reason is not None:
+            parts.merge(parser.finish())
+        self._called[index] |= bool(parts.tool_calls)
+        reason = delta.finish_reason
+        if reason == "stop" and self._called[index]:
+            reason = "tool_calls"
+        return ChatNews(index, delta, parts, reason)
+
+
+async def start_chat(
+    http: Request, body: ChatCompletionRequest, served: Served, state: ServerState, prefix: str
+) -> ChatJob:
+    """Check a conversation and hand it to the engine.
+
+    Args:
+        http: the HTTP request.
+        body: the conversation and its settings.
+        served: the model.
+        state: the server's settings.
+        prefix: of the response id.
+
+    Raises:
+        GirihError: it is refused.
+    """
+    if _num_characters(body.messages) > LONG_BODY:
+        plan = await asyncio.to_thread(_plan, http, body, served, state, prefix)
+    else:
+        plan = _plan(http, body, served, state, prefix)
+    streams = await submit_all(served.engine, plan.requests)
+    return ChatJob(body, served, plan, streams)
+
+
+def _plan(
+    http: Request, body: ChatCompletionRequest, served: Served, state: ServerState, prefix: str
+) -> Plan:
+    refuse_with_stream(body)
+    fields = sampling_fields(body, served.tokenizer, state.config)
+    fields["logprobs"] = chat_logprobs(body, state.config)
+    wanted = body.max_completion_tokens
+    fields["max_tokens"] = body.max_tokens if wanted is None else wanted
+    params = served.defaults.build(fields, max_tokens=None)
+    check_effective(params, body.priority, served.policy)
+    prompt = truncate_prompt(
+        render_messages(body, served, state.config.trust_request_chat_template),
+        body.truncate_prompt_tokens,
+        served.max_model_len,
+    )
+    check_room(len(prompt), params.max_tokens, served.max_model_len)
+    return make_plan(http, body, served, [prompt], params, prefix)
+
+
+def _num_characters(messages: list[dict[str, Any]] | None) -> int:
+    return sum(len(str(message.get("content"))) for message in messages or [])

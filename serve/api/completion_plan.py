@@ -1,0 +1,117 @@
+"""From the body of /v1/completions to prompts and requests for the core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+
+from girih.kernels.errors import RequestError
+from girih.serve.api.generation import Plan, make_plan, truncate_prompt
+from girih.serve.api.infill import infill_prompt
+from girih.serve.api.protocol import CompletionRequest
+from girih.serve.api.sampling import (
+    check_effective,
+    completion_logprobs,
+    refuse_with_stream,
+    sampling_fields,
+)
+from girih.serve.api.state import Served, ServerState
+from girih.serve.sampling_defaults import check_room
+from girih.serve.tokenizer import Tokenizer
+
+DEFAULT_MAX_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class TextPrompt:
+    """One prompt.
+
+    Attributes:
+        text: as the client gave it; None for token ids.
+        token_ids: what the model reads.
+    """
+
+    text: str | None
+    token_ids: list[int]
+
+
+def plan_completion(
+    http: Request, body: CompletionRequest, served: Served, state: ServerState
+) -> tuple[list[TextPrompt], Plan]:
+    """Check a body and make its requests.
+
+    Raises:
+        RequestError: a field cannot be obeyed, or a prompt is empty or too long.
+    """
+    refuse_with_stream(body)
+    limits = state.config
+    fields = sampling_fields(body, served.tokenizer, limits)
+    num_top = completion_logprobs(body, limits)
+    fields["logprobs"] = num_top
+    if body.echo and num_top is not None:
+        if body.stream:
+            raise RequestError(
+                "echo with logprobs cannot be streamed; set stream to false", param="echo"
+            )
+        fields["prompt_logprobs"] = max(num_top, body.prompt_logprobs or 0)
+    # Echo with max_tokens 0 scores the prompt: one token is computed and not shown.
+    fields["max_tokens"] = 1 if scores_only(body) else body.max_tokens
+    params = served.defaults.build(fields, max_tokens=DEFAULT_MAX_TOKENS)
+    check_effective(params, body.priority, served.policy)
+    prompts: list[TextPrompt] = []
+    for prompt in _read_prompts(body, served.tokenizer, limits.max_prompts):
+        kept = truncate_prompt(prompt.token_ids, body.truncate_prompt_tokens, served.max_model_len)
+        check_room(len(kept), body.max_tokens, served.max_model_len)
+        whole = len(kept) == len(prompt.token_ids)
+        prompts.append(TextPrompt(prompt.text if whole else None, kept))
+    return prompts, make_plan(
+        http, body, served, [prompt.token_ids for prompt in prompts], params, "cmpl-"
+    )
+
+
+def scores_only(body: CompletionRequest) -> bool:
+    """Whether only the prompt is asked for."""
+    return bool(body.echo) and body.max_tokens == 0
+
+
+def _read_prompts(
+    body: CompletionRequest, tokenizer: Tokenizer, max_prompts: int
+) -> list[TextPrompt]:
+    prompt = body.prompt
+    if prompt is None or prompt == []:
+        raise RequestError(
+            "prompt is missing; give a string, a list of token ids, or a list of these",
+            param="prompt",
+        )
+    is_single = isinstance(prompt, str) or isinstance(prompt[0], int)
+    items: list[Any] = [prompt] if is_single else list(prompt)
+    if len(items) > max_prompts:
+        raise RequestError(
+            f"prompt has {len(items)} entries; this server allows at most {max_prompts}",
+            param="prompt",
+        )
+    if body.suffix is not None:
+        return [_read_infill(body, item, tokenizer) for item in items]
+    special = body.add_special_tokens is not False
+    return [
+        TextPrompt(item, tokenizer.encode(item, special))
+        if isinstance(item, str)
+        else TextPrompt(None, item)
+        for item in items
+    ]
+
+
+def _read_infill(body: CompletionRequest, item: Any, tokenizer: Tokenizer) -> TextPrompt:
+    in_the_way = {
+        "echo": bool(body.echo),
+        "truncate_prompt_tokens": body.truncate_prompt_tokens is not None,
+        "prompt as token ids": not isinstance(item, str),
+    }
+    for name, is_given in in_the_way.items():
+        if is_given:
+            raise RequestError(
+                f"suffix cannot be combined with {name}; leave one of them out", param="suffix"
+            )
+    return TextPrompt(item, infill_prompt(item, body.suffix or "", tokenizer))

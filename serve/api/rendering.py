@@ -1,0 +1,119 @@
+"""From a body with messages to a prompt, through the model's chat template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from girih.kernels.errors import RequestError
+from girih.serve.api.protocol import RenderingBody
+from girih.serve.api.state import Served
+from girih.serve.chat_template import ChatTemplate
+
+# Names of a template that have fields of their own.
+RESERVED = frozenset(
+    {
+        "messages",
+        "tools",
+        "documents",
+        "special_tokens",
+        "add_generation_prompt",
+        "continue_final_message",
+    }
+)
+
+
+def render_messages(body: RenderingBody, served: Served, trust_template: bool) -> list[int]:
+    """Return the token ids of a body's conversation.
+
+    Args:
+        body: the request.
+        served: the model.
+        trust_template: whether a request may bring its own template.
+
+    Raises:
+        RequestError: no messages, or the chat template refuses them.
+    """
+    if not body.messages:
+        seen = "missing" if body.messages is None else "empty"
+        raise RequestError(f"messages is {seen}; it must have at least one", param="messages")
+    continues = bool(body.continue_final_message)
+    opens = body.add_generation_prompt
+    text = served.tokenizer.render_chat(
+        body.messages,
+        template=_own_template(body, trust_template),
+        add_generation_prompt=not continues if opens is None else opens,
+        continue_final_message=continues,
+        **_variables(body, served),
+    )
+    return served.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+
+
+def _own_template(body: RenderingBody, trusted: bool) -> ChatTemplate | None:
+    if body.chat_template is None:
+        return None
+    if not trusted:
+        raise RequestError(
+            "chat_template is set, but this server takes no templates from requests "
+            "(serve.trust_request_chat_template is false); leave it out",
+            param="chat_template",
+        )
+    return ChatTemplate(body.chat_template)
+
+
+def _variables(body: RenderingBody, served: Served) -> dict[str, Any]:
+    given = body.chat_template_kwargs or {}
+    if RESERVED & set(given):
+        raise RequestError(
+            f"chat_template_kwargs sets {sorted(RESERVED & set(given))}, which have fields of "
+            "their own",
+            param="chat_template_kwargs",
+        )
+    variables: dict[str, Any] = {}
+    if body.tools is not None and getattr(body, "tool_choice", None) != "none":
+        variables["tools"] = check_tools(body.tools)
+    if body.documents is not None:
+        _require_name(body, served, "documents", ("documents",))
+        variables["documents"] = body.documents
+    if body.reasoning_effort is not None:
+        _require_name(body, served, "reasoning_effort", ("reasoning_effort", "enable_thinking"))
+        variables["reasoning_effort"] = body.reasoning_effort
+        variables["enable_thinking"] = body.reasoning_effort != "none"
+    return {**variables, **given}
+
+
+def _require_name(body: RenderingBody, served: Served, field: str, names: tuple[str, ...]) -> None:
+    template = served.tokenizer.chat_template
+    source = body.chat_template or (template.source if template is not None else "")
+    if not any(name in source for name in names):
+        raise RequestError(
+            f"{field} is set, but this model's chat template does not use it; leave it out",
+            param=field,
+        )
+
+
+def check_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return `tools` when each is a function with a name.
+
+    Raises:
+        RequestError: the list is empty, or an entry has another form.
+    """
+    if not tools:
+        raise RequestError("tools is empty; name at least one, or leave it out", param="tools")
+    for index, tool in enumerate(tools):
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict):
+            raise RequestError(
+                f"tools[{index}] has type {tool.get('type')!r}; it must be "
+                '{"type": "function", "function": {"name": ..., "parameters": ...}}',
+                param="tools",
+            )
+        name = function.get("name")
+        if not isinstance(name, str) or not name:
+            raise RequestError(
+                f"tools[{index}].function.name is {name!r}; it must be a name", param="tools"
+            )
+        if not isinstance(function.get("parameters", {}), dict | None):
+            raise RequestError(
+                f"tools[{index}].function.parameters must be a JSON schema", param="tools"
+            )
+    return tools
