@@ -145,7 +145,8 @@ class _CompletionWriter:
     def _logprobs_of(
         self, index: int, delta: Delta, token_ids: list[int], echoed: bool
     ) -> dict[str, Any]:
-        records: list[TokenLogprobs | None] = [*(delta.logprobs or [])][: len(token_ids)]
+        records: list[TokenLogprobs | None] = []
+        records += (delta.logprobs or [])[: len(token_ids)]
         shown = token_ids
         offsets = [self._offsets[index].push(token_id) for token_id in token_ids]
         if echoed and delta.prompt_logprobs is not None:

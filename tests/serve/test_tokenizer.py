@@ -100,12 +100,38 @@ def test_text_parts_are_joined():
 
 def test_continue_final_message_leaves_the_turn_open():
     messages = [*MESSAGES, {"role": "assistant", "content": "The answer is "}]
-    rendered = ChatTemplate(support_tokenizer.CHAT).render(
-        messages, {}, add_generation_prompt=False, continue_final_message=True
-    )
-    assert rendered.endswith("assistant\nThe answer is")
+    opened = {"add_generation_prompt": False, "continue_final_message": True}
+    rendered = ChatTemplate(support_tokenizer.CHAT).render(messages, {}, **opened)
+    assert rendered.endswith("assistant\nThe answer is ")
+    strips = support_tokenizer.CHAT.replace("m['content']", "m['content'] | trim")
+    assert ChatTemplate(strips).render(messages, {}, **opened).endswith("answer is")
     with pytest.raises(RequestError, match="both true"):
         ChatTemplate("x").render(messages, {}, continue_final_message=True)
+
+
+def test_a_template_for_tools_is_used_when_tools_are_given(tmp_path):
+    named = [
+        {"name": "tool_use", "template": "{{ tools[0].function.name }}"},
+        {"name": "default", "template": "d"},
+    ]
+    tokenizer = write_model(tmp_path, chat_template=named)
+    tools = [{"type": "function", "function": {"name": "look_up"}}]
+    assert tokenizer.render_chat(MESSAGES, tools=tools) == "look_up"
+    assert tokenizer.render_chat(MESSAGES) == "d"
+
+
+def test_arguments_of_calls_reach_the_template_as_a_map():
+    template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments.city }}")
+
+    def call(arguments):
+        function = {"name": "weather", "arguments": arguments}
+        return [{"role": "assistant", "tool_calls": [{"id": "1", "function": function}]}]
+
+    assert template.render(call('{"city": "Oslo"}'), {}) == "Oslo"
+    assert template.render(call({"city": "Oslo"}), {}) == "Oslo"
+    for arguments in ("{", "[" * 5000):
+        with pytest.raises(RequestError, match="arguments is not JSON"):
+            template.render(call(arguments), {})
 
 
 def test_generation_blocks_and_loop_controls_are_understood():
