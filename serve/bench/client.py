@@ -16,7 +16,7 @@ from girih.serve.bench.config import APIS, EndpointConfig
 from girih.serve.bench.datasets import BenchRequest
 from girih.serve.bench.records import RequestRecord
 
-POLL_SECONDS = 0.25
+POLL_SECONDS = 0.5
 
 
 class EndpointClient:

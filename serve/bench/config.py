@@ -199,7 +199,7 @@ class ReportConfig:
         plots: directory for PNG plots (needs `pip install girih[plot]`).
     """
 
-    percentiles: tuple[float, ...] = (50.0, 90.0, 99.0)
+    percentiles: tuple[float, ...] = (90.0, 95.0, 99.0)
     json: str | None = None
     records: str | None = None
     plots: str | None = None

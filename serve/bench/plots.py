@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 INK, BLUE, TEAL, AMBER, RED = "#24292f", "#3867d6", "#12947f", "#e0a030", "#c8452f"
 MAX_BARS = 400  # more requests than this cannot be told apart
+VISIBLE_SECONDS = 0.005
 
 
 def require_matplotlib() -> None:
@@ -79,8 +80,9 @@ def _latency(good: Sequence[RequestRecord], slo: SloConfig) -> Figure:
     values = latencies_ms(good)
     for axes, name in zip(grid.flat, ("ttft", "tpot", "itl", "e2e"), strict=True):
         ordered = sorted(values[name])
-        shares = [100 * (place + 1) / len(ordered) for place in range(len(ordered))]
-        axes.step(ordered, shares, where="post", color=BLUE, linewidth=1.8)
+        shares = [0.0] * bool(ordered) + [100 * (place + 1) / len(ordered) for place in range(len(ordered))]
+        start = ordered[:1]
+        axes.step(start + ordered, shares, where="post", color=BLUE, linewidth=1.8)
         limit = slo.limits().get(name)
         if limit is not None:
             axes.axvline(limit, color=RED, linewidth=1, linestyle="--")
@@ -97,6 +99,7 @@ def _throughput(good: Sequence[RequestRecord], records: Sequence[RequestRecord])
     upper, lower = grid[0][0], grid[1][0]
     upper.stairs(rates, color=TEAL, fill=True, alpha=0.35)
     upper.stairs(rates, color=TEAL, linewidth=1.5)
+    upper.set_ylim(bottom=0)
     _style(upper, "", "output tokens/s")
     steps = concurrency_steps(records)
     lower.step([s for s, _ in steps], [n for _, n in steps], where="post", color=BLUE)
@@ -124,7 +127,7 @@ def _requests(records: Sequence[RequestRecord]) -> Figure:
         parts["to the first token"][1].append((row, record.sent, first))
         parts["decoding"][1].append((row, first, record.ended))
     for name, (color, bars) in parts.items():
-        if any(end > start for _, start, end in bars):
+        if any(end - start > VISIBLE_SECONDS for _, start, end in bars):
             rows, starts, ends = zip(*bars, strict=True)
             widths = [end - start for start, end in zip(starts, ends, strict=True)]
             axes.barh(rows, widths, left=starts, height=0.85, color=color, label=name)
