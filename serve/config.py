@@ -49,7 +49,9 @@ class ServeConfig:
         port: TCP port; 0 takes a free one.
         api_keys: keys a client must show; empty leaves the server open.
         max_body_bytes: largest request body.
+        body_seconds: how long a body may take to arrive.
         max_prompts: prompts in one completion request.
+        max_choices: prompts times choices in one request.
         max_n: choices per prompt.
         max_stop_strings: stop strings per request.
         max_logprobs: alternatives per token.
@@ -64,7 +66,9 @@ class ServeConfig:
     port: int = 8000
     api_keys: tuple[str, ...] = ()
     max_body_bytes: int = 16 * 1024 * 1024
+    body_seconds: float = 60.0
     max_prompts: int = 1024
+    max_choices: int = 4096
     max_n: int = 128
     max_stop_strings: int = 16
     max_logprobs: int = 20
@@ -79,10 +83,10 @@ class ServeConfig:
             raise ConfigError(f"serve.port is {self.port}; it must be 0 to 65535")
         if any(not key for key in self.api_keys):
             raise ConfigError("serve.api_keys holds an empty key; remove it or give it a value")
-        for name in ("max_body_bytes", "max_prompts", "max_n", "max_stop_strings"):
+        for name in ("max_body_bytes", "max_prompts", "max_choices", "max_n", "max_stop_strings"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"serve.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("stall_seconds", "keep_alive_seconds"):
+        for name in ("stall_seconds", "keep_alive_seconds", "body_seconds"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"serve.{name} is {getattr(self, name)}; it must be above 0")
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from girih import __version__
 from girih.serve.api import chat, completions, info
 from girih.serve.api.errors import install_error_handlers
-from girih.serve.api.middleware import AccessLog, Guard
+from girih.serve.api.middleware import AccessLog, Guard, RequestIds
 from girih.serve.api.state import ServerState
 
 Lifespan = Callable[[], AbstractAsyncContextManager[None]]
@@ -43,4 +43,5 @@ def create_app(state: ServerState, lifespan: Lifespan | None = None) -> FastAPI:
     app.add_middleware(Guard, config=state.config)
     if state.config.log_requests:
         app.add_middleware(AccessLog)
+    app.add_middleware(RequestIds)
     return app

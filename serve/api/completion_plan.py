@@ -18,6 +18,7 @@ from girih.serve.api.sampling import (
     sampling_fields,
 )
 from girih.serve.api.state import Served, ServerState
+from girih.serve.config import ServeConfig
 from girih.serve.sampling_defaults import check_room
 from girih.serve.tokenizer import Tokenizer
 
@@ -61,7 +62,7 @@ def plan_completion(
     params = served.defaults.build(fields, max_tokens=DEFAULT_MAX_TOKENS)
     check_effective(params, body.priority, served.policy)
     prompts: list[TextPrompt] = []
-    for prompt in _read_prompts(body, served.tokenizer, limits.max_prompts):
+    for prompt in _read_prompts(body, served.tokenizer, limits):
         kept = truncate_prompt(prompt.token_ids, body.truncate_prompt_tokens, served.max_model_len)
         check_room(len(kept), body.max_tokens, served.max_model_len)
         whole = len(kept) == len(prompt.token_ids)
@@ -77,7 +78,7 @@ def scores_only(body: CompletionRequest) -> bool:
 
 
 def _read_prompts(
-    body: CompletionRequest, tokenizer: Tokenizer, max_prompts: int
+    body: CompletionRequest, tokenizer: Tokenizer, limits: ServeConfig
 ) -> list[TextPrompt]:
     prompt = body.prompt
     if prompt is None or prompt == []:
@@ -87,10 +88,17 @@ def _read_prompts(
         )
     is_single = isinstance(prompt, str) or isinstance(prompt[0], int)
     items: list[Any] = [prompt] if is_single else list(prompt)
-    if len(items) > max_prompts:
+    if len(items) > limits.max_prompts:
         raise RequestError(
-            f"prompt has {len(items)} entries; this server allows at most {max_prompts}",
+            f"prompt has {len(items)} entries; this server allows at most {limits.max_prompts}",
             param="prompt",
+        )
+    num_choices = len(items) * (body.n or 1)
+    if num_choices > limits.max_choices:
+        raise RequestError(
+            f"{len(items)} prompts with n {body.n} ask for {num_choices} choices; this server "
+            f"allows at most {limits.max_choices} in one request",
+            param="n",
         )
     if body.suffix is not None:
         return [_read_infill(body, item, tokenizer) for item in items]

@@ -121,10 +121,17 @@ def truncate_prompt(prompt: list[int], keep: int | None, max_model_len: int) -> 
 
 
 def _request_name(http: Request, body: SamplingBody) -> str:
-    name = http.headers.get("x-request-id") or body.request_id or uuid.uuid4().hex
-    if not 1 <= len(name) <= 256 or not name.isprintable():
+    if body.request_id is not None and not http.state.has_own_id:
+        _check_name(body.request_id)
+        http.state.request_id = body.request_id
+    name = str(http.state.request_id)
+    _check_name(name)
+    return name
+
+
+def _check_name(name: str) -> None:
+    if not 1 <= len(name) <= 256 or not name.isprintable() or not name.isascii():
         raise RequestError(
-            f"request_id has {len(name)} characters; it must have 1 to 256 printable ones",
+            f"request_id has {len(name)} characters; it must have 1 to 256 printable ASCII ones",
             param="request_id",
         )
-    return name

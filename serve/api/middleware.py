@@ -1,12 +1,14 @@
-"""What every request passes: access line, key check, body limit (plain ASGI, no buffering)."""
+"""What every request passes: its id, access line, key, body limits (plain ASGI, no buffering)."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import time
+import uuid
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from girih.serve.api.errors import ApiError
@@ -16,8 +18,35 @@ logger = logging.getLogger("girih.access")
 OPEN_PATHS = ("/health", "/ready", "/version")
 
 
+class RequestIds:
+    """Gives every request an id, the client's `x-request-id` if it sent one, and sends it back.
+
+    It is kept in `request.state.request_id`; a handler may change it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id")
+        state = scope.setdefault("state", {})
+        state["request_id"] = given or uuid.uuid4().hex
+        state["has_own_id"] = bool(given)
+
+        async def naming(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = state["request_id"]
+            await send(message)
+
+        await self._app(scope, receive, naming)
+
+
 class AccessLog:
-    """Logs method, path, status and time; never the body."""
+    """Logs method, path, status, time and request id; never the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -43,16 +72,20 @@ class AccessLog:
             client = (scope.get("client") or ("-",))[0]
             path = ascii(scope["path"])[1:-1]
             level = logging.DEBUG if path in OPEN_PATHS else logging.INFO  # probes ask often
-            logger.log(level, "%s %s %s %d %.1f ms", client, scope["method"], path, status, ms)
+            name = ascii(scope["state"]["request_id"])[1:-1]
+            logger.log(
+                level, "%s %s %s %d %.1f ms %s", client, scope["method"], path, status, ms, name
+            )
 
 
 class Guard:
-    """Refuses requests without a valid key, and bodies over the limit."""
+    """Refuses requests without a valid key, and bodies that are too large or too slow."""
 
     def __init__(self, app: ASGIApp, config: ServeConfig) -> None:
         self._app = app
         self._keys = [key.encode() for key in config.api_keys]
         self._max_bytes = config.max_body_bytes
+        self._body_seconds = config.body_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or answer it with the refusal."""
@@ -79,17 +112,32 @@ class Guard:
 
     def _limited(self, receive: Receive) -> Receive:
         seen = 0
+        deadline = time.monotonic() + self._body_seconds
+        is_whole = False
 
         async def counting() -> Message:
-            nonlocal seen
-            message = await receive()
+            nonlocal seen, is_whole
+            if is_whole:  # only a disconnect can come now
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), deadline - time.monotonic())
+            except TimeoutError:
+                raise self._too_slow(seen) from None
             if message["type"] == "http.request":
                 seen += len(message.get("body", b""))
+                is_whole = not message.get("more_body", False)
                 if seen > self._max_bytes:
                     raise self._too_large(seen)
             return message
 
         return counting
+
+    def _too_slow(self, size: int) -> ApiError:
+        return ApiError(
+            408,
+            f"{size} bytes of the body arrived in {self._body_seconds:g} s, but not all of it "
+            "(serve.body_seconds)",
+        )
 
     def _too_large(self, size: int) -> ApiError:
         return ApiError(

@@ -1,6 +1,7 @@
 """What a client that asks for the impossible is told."""
 
 import threading
+import time
 
 import httpx
 import pytest
@@ -56,6 +57,7 @@ BAD_BODIES = [
     ("completions", {"prompt": [-1]}, "prompt", "-1"),
     ("completions", {"prompt": {"a": 1}}, "prompt", "prompt"),
     ("completions", {"prompt": ["a"] * 1025}, "prompt", "1024"),
+    ("completions", {"prompt": ["a"] * 1000, "n": 100}, "n", "100000 choices"),
     ("completions", {"prompt": [5] * 256}, "prompt", "256 tokens"),
     ("completions", {"prompt": [5] * 300, "max_tokens": 9}, "prompt", "max_tokens is 9"),
     ("chat/completions", {}, "messages", "missing"),
@@ -140,6 +142,42 @@ def test_bodies_over_the_limit(new_server):
 
     answer = httpx.post(f"{server.url}/v1/completions", content=in_pieces())
     assert answer.status_code == 413
+
+
+def test_a_body_that_never_ends_is_a_408(new_server):
+    server = new_server(serve={"body_seconds": 0.3})
+
+    def slowly():
+        yield b'{"prompt": "a"'
+        time.sleep(1.5)
+        yield b"}"
+
+    answer = httpx.post(f"{server.url}/v1/completions", content=slowly())
+    assert answer.status_code == 408
+    assert "0.3 s" in answer.json()["error"]["message"]
+
+
+def test_request_ids_come_back(shared_server):
+    def ask(headers, **body):
+        url = f"{shared_server.url}/v1/completions"
+        return httpx.post(url, headers=headers, json={**TEXT, "max_tokens": 1, **body})
+
+    named = ask({"x-request-id": "abc-1"}, request_id="other")
+    assert (named.headers["x-request-id"], named.json()["id"]) == ("abc-1", "cmpl-abc-1")
+    named = ask({}, request_id="mine")
+    assert (named.headers["x-request-id"], named.json()["id"]) == ("mine", "cmpl-mine")
+    assert shared_server.get("/v1/nothing").headers["x-request-id"]
+    for bad in ("x" * 300, "a\nb", "ü"):
+        answer = ask({}, request_id=bad)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "request_id")
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "a/b", ""])
+def test_only_json_is_read(shared_server, kind):
+    url = f"{shared_server.url}/v1/completions"
+    answer = httpx.post(url, content=b'{"prompt": "a"}', headers={"content-type": kind})
+    assert answer.status_code == 415
+    assert "application/json" in answer.json()["error"]["message"]
 
 
 def test_a_full_queue_is_a_429(new_server):
