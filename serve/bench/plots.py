@@ -80,9 +80,9 @@ def _latency(good: Sequence[RequestRecord], slo: SloConfig) -> Figure:
     values = latencies_ms(good)
     for axes, name in zip(grid.flat, ("ttft", "tpot", "itl", "e2e"), strict=True):
         ordered = sorted(values[name])
-        shares = [0.0] * bool(ordered) + [100 * (place + 1) / len(ordered) for place in range(len(ordered))]
-        start = ordered[:1]
-        axes.step(start + ordered, shares, where="post", color=BLUE, linewidth=1.8)
+        if ordered:
+            shares = [100 * place / len(ordered) for place in range(len(ordered) + 1)]
+            axes.step([ordered[0], *ordered], shares, where="post", color=BLUE, linewidth=1.8)
         limit = slo.limits().get(name)
         if limit is not None:
             axes.axvline(limit, color=RED, linewidth=1, linestyle="--")
