@@ -109,10 +109,15 @@ def _split_words(
                 f"and `girih {verb} --help` lists them"
             )
         target = schema.ALIASES.get(key, key)
+        if f"{target}.enabled" in leaves:  # opt.passes.NAME=false
+            target += ".enabled"
         if key in sections and key in schema.GROUPS:
             overrides += _choose_option(key, value, texts)
         elif target not in leaves:
             aliases = [name for name, full in schema.ALIASES.items() if full in leaves]
+            aliases += [
+                leaf.removesuffix(".enabled") for leaf in leaves if leaf.endswith(".enabled")
+            ]
             raise ConfigError(
                 f"{unknown_key_message(key, [*leaves, *aliases, *sections])} "
                 f"(`girih {verb} --help` lists all)"

@@ -9,7 +9,7 @@ compute the same way have the same text. Dumps, pass tests, tile keys and `expla
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
@@ -32,21 +32,41 @@ class SymbolNames:
     def __init__(self, known: Mapping[str, str] | None = None) -> None:
         self._known = dict(known or {})
         self._seen: dict[str, str] = {}
+        self._texts: dict[Hashable, str] = {}
 
     def text(self, size: Any) -> str:
         """Text of an int or SymInt."""
         if isinstance(size, int):
             return str(size)
         expression = size.node.expr
-        text = str(expression)
-        for symbol in sorted((str(s) for s in expression.free_symbols), key=len, reverse=True):
-            text = text.replace(symbol, self._name(symbol))
-        return text
+        if expression not in self._texts:
+            text = str(expression)
+            for symbol in sorted((str(s) for s in expression.free_symbols), key=len, reverse=True):
+                text = text.replace(symbol, self._name(symbol))
+            self._texts[expression] = text
+        return self._texts[expression]
+
+    def tensor_text(self, value: torch.Tensor) -> str:
+        """Type text of a tensor; graphs hold few distinct layouts, and symbolic strides are slow."""
+        key = tensor_layout(value)
+        if key not in self._texts:
+            shape = ", ".join(self.text(s) for s in value.shape)
+            text = f"{SHORT_DTYPES.get(value.dtype, str(value.dtype))}[{shape}]"
+            if not value.is_contiguous():
+                text += " strides[" + ", ".join(self.text(s) for s in value.stride()) + "]"
+            self._texts[key] = text
+        return self._texts[key]
 
     def _name(self, symbol: str) -> str:
         if symbol in self._known:
             return self._known[symbol]
         return self._seen.setdefault(symbol, f"d{len(self._seen)}")
+
+
+def tensor_layout(value: torch.Tensor) -> tuple[Hashable, ...]:
+    """Dtype, shape and strides of a tensor, to compare and look up without fixing symbols."""
+    sizes = (s if isinstance(s, int) else s.node.expr for s in (*value.shape, *value.stride()))
+    return (value.dtype, *sizes)
 
 
 def target_name(target: Any) -> str:
@@ -62,11 +82,7 @@ def target_name(target: Any) -> str:
 def value_text(value: Any, symbols: SymbolNames) -> str:
     """Type text of a node's value, e.g. "bf16[T, 576]"; strides are added when not contiguous."""
     if isinstance(value, torch.Tensor):
-        shape = ", ".join(symbols.text(s) for s in value.shape)
-        text = f"{SHORT_DTYPES.get(value.dtype, str(value.dtype))}[{shape}]"
-        if not value.is_contiguous():
-            text += " strides[" + ", ".join(symbols.text(s) for s in value.stride()) + "]"
-        return text
+        return symbols.tensor_text(value)
     if isinstance(value, (tuple, list)):
         return "(" + ", ".join(value_text(v, symbols) for v in value) + ")"
     if isinstance(value, torch.SymInt):
@@ -78,6 +94,7 @@ def graph_text(
     graph: fx.Graph,
     symbols: SymbolNames | None = None,
     note: Callable[[fx.Node], str] | None = None,
+    by_name: bool = False,
 ) -> str:
     """Canonical text of `graph`, one line per node.
 
@@ -85,15 +102,17 @@ def graph_text(
         graph: any FX graph whose nodes carry `meta["val"]`.
         symbols: names for symbolic sizes; None numbers them by first appearance.
         note: optional comment per node (left out of the text that is hashed).
+        by_name: call values by their node's name instead of a number. Names outlive passes, so
+            that the difference of two such texts holds what changed and nothing else.
     """
     symbols = symbols or SymbolNames()
-    numbers: dict[fx.Node, int] = {}
+    numbers: dict[fx.Node, int | str] = {}
     lines = []
     for node in graph.nodes:
         if node.op == "output":
             lines.append(f"return {_argument(node.args[0], numbers, symbols)}")
             continue
-        numbers[node] = len(numbers)
+        numbers[node] = node.name if by_name else len(numbers)
         line = f"%{numbers[node]}: {value_text(node.meta.get('val'), symbols)} = "
         if node.op == "placeholder":
             line += "input"
@@ -109,13 +128,13 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _arguments(node: fx.Node, numbers: dict[fx.Node, int], symbols: SymbolNames) -> str:
+def _arguments(node: fx.Node, numbers: dict[fx.Node, int | str], symbols: SymbolNames) -> str:
     parts = [_argument(a, numbers, symbols) for a in node.args]
     parts += [f"{k}={_argument(v, numbers, symbols)}" for k, v in sorted(node.kwargs.items())]
     return ", ".join(parts)
 
 
-def _argument(arg: Any, numbers: dict[fx.Node, int], symbols: SymbolNames) -> str:
+def _argument(arg: Any, numbers: dict[fx.Node, int | str], symbols: SymbolNames) -> str:
     if isinstance(arg, fx.Node):
         return f"%{numbers[arg]}"
     if isinstance(arg, (list, tuple)):

@@ -23,19 +23,22 @@ _PYTHON_OPS = {
     f"operator.{f.__name__}": f
     for f in (
         operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv,
-        operator.mod, operator.truediv, operator.neg,
+        operator.mod, operator.truediv, operator.neg, operator.eq, operator.ne, operator.lt,
+        operator.le, operator.gt, operator.ge,
     )
 }  # fmt: skip
 
 
 def tile_to_json(graph: fx.Graph) -> dict[str, Any]:
-    """Encode a tile graph (placeholders, calls of operators, one output tuple)."""
+    """Encode a graph (placeholders, calls of operators, one output: a tuple, or one tensor)."""
     numbers: dict[fx.Node, int] = {}
     inputs, calls = [], []
-    outputs: list[int] = []
+    outputs: list[int] | int = []
     for node in graph.nodes:
         if node.op == "output":
-            outputs = [numbers[n] for n in node.args[0]]
+            result = node.args[0]
+            single = isinstance(result, fx.Node)
+            outputs = numbers[result] if single else [numbers[n] for n in result]
             continue
         numbers[node] = len(numbers)
         if node.op == "placeholder":
@@ -47,8 +50,8 @@ def tile_to_json(graph: fx.Graph) -> dict[str, Any]:
     return {"inputs": inputs, "calls": calls, "outputs": outputs}
 
 
-def tile_from_json(data: dict[str, Any]) -> fx.Graph:
-    """Decode a tile graph; every node gets its `meta["val"]` again.
+def tile_from_json(data: dict[str, Any], device: str = "cpu") -> fx.Graph:
+    """Decode a graph; every node gets its `meta["val"]` again, inputs on `device`.
 
     Raises:
         BundleError: an operator that this build of torch and girih does not have.
@@ -59,7 +62,7 @@ def tile_from_json(data: dict[str, Any]) -> fx.Graph:
     sizes = _SymbolicSizes(mode)
     for number, row in enumerate(data["inputs"]):
         node = graph.placeholder(f"x{number}")
-        node.meta["val"] = sizes.tensor(row)
+        node.meta["val"] = sizes.tensor(row, device)
         nodes.append(node)
     for row in data["calls"]:
         args = _decode(row["args"], nodes)
@@ -71,7 +74,9 @@ def tile_from_json(data: dict[str, Any]) -> fx.Graph:
                 **fx.node.map_arg(node.kwargs, lambda n: n.meta["val"]),
             )
         nodes.append(node)
-    graph.output(tuple(nodes[i] for i in data["outputs"])).meta["val"] = None
+    outputs = data["outputs"]
+    result = nodes[outputs] if isinstance(outputs, int) else tuple(nodes[i] for i in outputs)
+    graph.output(result).meta["val"] = None
     return graph
 
 
@@ -98,7 +103,7 @@ class _SymbolicSizes:
         self._sizes: dict[str, int] = {}
         self._known: dict[str, Any] = {}
 
-    def tensor(self, row: dict[str, Any]) -> torch.Tensor:
+    def tensor(self, row: dict[str, Any], device: str) -> torch.Tensor:
         from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
         for size in row["shape"]:
@@ -112,7 +117,7 @@ class _SymbolicSizes:
         context = StatelessSymbolicContext(dynamic_sizes=dynamic)
         meta = self._mode.from_tensor(real, symbolic_context=context)
         with self._mode:
-            return torch.empty(meta.shape, dtype=meta.dtype, device="cpu")
+            return torch.empty(meta.shape, dtype=meta.dtype, device=device)
 
 
 def _op_name(target: Any) -> str:

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,7 +46,7 @@ from girih.graph.trace import MAX_STEP_TOKENS, Traced, trace
 from girih.kernels.errors import BundleError, CompileError, ConfigError
 from girih.kernels.library import build_library, require_compiler, source_digest
 from girih.kernels.target import Target
-from girih.passes.options import OptConfig
+from girih.passes.options import PASS_NAMES, OptConfig
 from girih.passes.runner import Lowered, lower
 
 log = logging.getLogger("girih.build")
@@ -59,10 +58,10 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 def bundle_key(spec: ModelSpec, opt: OptConfig, target: Target) -> BundleKey:
     """What the compiled code depends on; needs no tracing and no transformers import."""
-    switches = {name: options["enabled"] for name, options in asdict(opt.passes).items()}
+    running = opt.runs()
     entries = [
         *((f"model.{name}", value) for name, value in spec.key_entries()),
-        *((f"opt.{name}", str(enabled)) for name, enabled in switches.items()),
+        *((f"opt.{name}", str(name in running)) for name in PASS_NAMES),
         ("target.device", target.device),
         ("target.isa", target.isa),
         ("target.threads", "dynamic"),

@@ -38,7 +38,12 @@ _MAYBE_IDENTITY = {
 }
 
 
-@register_pass(phase=Phase.CANONICALIZE)
+def _expects(graph: fx.Graph) -> str | None:
+    asserts = any(n.target in _ASSERTS for n in graph.nodes)
+    return "the graph holds assertions of the tracer" if asserts else None
+
+
+@register_pass(phase=Phase.CANONICALIZE, expects=_expects)
 def canonicalize(graph: fx.Graph, ctx: PassContext) -> int:
     """Drop asserts, no-op casts and views, repeated nodes and dead code; fix the device.
 

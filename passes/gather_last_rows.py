@@ -15,7 +15,14 @@ aten = torch.ops.aten
 _SELECTORS = {aten.index_select.default, aten.index.Tensor}
 
 
-@register_pass(phase=Phase.FUSE)
+def _expects(graph: fx.Graph) -> str | None:
+    selector = _find_selector(graph)
+    if selector is None or selector.args[0].target is torch.ops.girih.attention.default:
+        return None
+    return "rows are selected below the last attention"
+
+
+@register_pass(phase=Phase.FUSE, expects=_expects)
 def gather_last_rows(graph: fx.Graph, ctx: PassContext) -> int:
     """Move the selection of the needed rows up to just behind the last attention.
 

@@ -18,7 +18,11 @@ from girih.passes.pass_api import (
 aten = torch.ops.aten
 
 
-@register_pass(phase=Phase.FUSE)
+def _expects(graph: fx.Graph) -> str | None:
+    return "several linears read one tensor" if _sibling_groups(graph) else None
+
+
+@register_pass(phase=Phase.FUSE, expects=_expects)
 def merge_sibling_linears(graph: fx.Graph, ctx: PassContext) -> int:
     """Merge linears that read the same tensor into one, as a change of the weight plan.
 

@@ -1,4 +1,4 @@
-"""What can be switched per pass, as plain dataclasses (no torch: read by `--help`).
+"""What can be switched, per pass and per level, as plain dataclasses (no torch: read by `--help`).
 
 `conf/opt/O*.yaml` fills these. The order of passes is code (`passes/pipeline.py`); whether one
 runs is configuration.
@@ -6,7 +6,11 @@ runs is configuration.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from girih.kernels.errors import ConfigError
 
 
 @dataclass
@@ -26,17 +30,52 @@ class PassesConfig:
     pack_linears: PassOptions = field(default_factory=PassOptions)
 
 
+PASS_NAMES: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(PassesConfig))
+
+
 @dataclass
 class OptConfig:
     """An optimisation level and its switches.
 
     Attributes:
         level: name shown to people and kept in the bundle, e.g. "O2".
-        compile: False runs every piece as an eager graph with reference attention (O0).
-        passes: one switch per pass.
+        compile: false runs every piece as an eager graph with reference attention (O0).
+        passes: one switch per pass; `opt.passes.NAME=false` is short for `.enabled=false`.
+        stop_after: the last pass to run (for looking at a graph half way, and for bisecting).
+        strict: a pass that finds nothing where it ought to is an error instead of a remark.
+        verify: prove the build: run each changed graph against the one before, and each compiled
+            tile against its eager graph, on random values.
+        dump: directory for the graph after each pass that changed it, as text, difference and
+            replayable JSON.
     """
 
     level: str = "O2"
     compile: bool = True
     passes: PassesConfig = field(default_factory=PassesConfig)
+    stop_after: str | None = None
+    strict: bool = False
+    verify: bool = False
     dump: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.stop_after is not None:
+            require_pass(self.stop_after, "opt.stop_after")
+
+    def runs(self) -> tuple[str, ...]:
+        """Names of the passes that run, in order."""
+        names = PASS_NAMES
+        if self.stop_after is not None:
+            names = names[: names.index(self.stop_after) + 1]
+        return tuple(n for n in names if getattr(self.passes, n).enabled)
+
+
+def require_pass(name: str, where: str) -> None:
+    """Check that a pass exists.
+
+    Raises:
+        ConfigError: it does not; names the nearest one.
+    """
+    if name not in PASS_NAMES:
+        close = get_close_matches(name, PASS_NAMES, n=1)
+        hint = f"did you mean '{close[0]}'? " if close else ""
+        raise ConfigError(f"{where} is '{name}', no pass; {hint}Passes: {', '.join(PASS_NAMES)}")

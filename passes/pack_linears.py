@@ -15,7 +15,13 @@ from girih.passes.pass_api import PassContext, Phase, insert_call, insert_weight
 aten = torch.ops.aten
 
 
-@register_pass(phase=Phase.LOWER)
+def _expects(graph: fx.Graph) -> str | None:
+    linears = graph.find_nodes(op="call_function", target=aten.linear.default)
+    on_weights = any("weight" in n.args[1].meta for n in linears)
+    return "there are linears on weights" if on_weights else None
+
+
+@register_pass(phase=Phase.LOWER, expects=_expects)
 def pack_linears(graph: fx.Graph, ctx: PassContext) -> int:
     """Replace linears by `girih::packed_linear`, and embeddings that share their weight.
 

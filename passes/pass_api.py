@@ -1,6 +1,6 @@
 """What a pass is: a function over a graph, with its facts declared beside it.
 
-    @register_pass(phase=Phase.CANONICALIZE)
+    @register_pass(phase=Phase.CANONICALIZE, expects=lambda graph: None)
     def drop_noise(graph: fx.Graph, ctx: PassContext) -> int: ...   # number of rewrites
 
 A pass works in place, reads nothing but its arguments, and returns how many rewrites it made (0
@@ -19,6 +19,7 @@ from torch import fx
 
 from girih.graph.weight_plan import WeightPlan
 from girih.kernels.target import Target
+from girih.passes.infer import infer_value, value_layout
 
 
 class Phase(Enum):
@@ -49,28 +50,39 @@ class PassContext:
 
 
 PassFn = Callable[[fx.Graph, PassContext], int]
+ExpectFn = Callable[[fx.Graph], str | None]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A registered pass."""
+    """A registered pass.
+
+    Attributes:
+        name: also its switch, `opt.passes.NAME`.
+        phase: part of the pipeline.
+        run: the rewrite.
+        expects: why the pass ought to find something in a graph, or None where it need not. It
+            looks for less than the pass does, so that a pattern that broke is noticed.
+        summary: first line of the docstring.
+    """
 
     name: str
     phase: Phase
     run: PassFn
+    expects: ExpectFn
     summary: str
 
 
 PASSES: dict[str, Pass] = {}
 
 
-def register_pass(phase: Phase) -> Callable[[PassFn], PassFn]:
+def register_pass(phase: Phase, expects: ExpectFn) -> Callable[[PassFn], PassFn]:
     """Register a function as the pass of its own name."""
 
     def register(function: PassFn) -> PassFn:
         name = function.__name__
         summary = (function.__doc__ or "").strip().splitlines()[0]
-        PASSES[name] = Pass(name, phase, function, summary)
+        PASSES[name] = Pass(name, phase, function, expects, summary)
         return function
 
     return register
@@ -86,7 +98,7 @@ def insert_call(
     """Insert a call before `before`, with its value's shape and the origin of `origin`."""
     with graph.inserting_before(before):
         node = graph.call_function(target, args)
-    node.meta["val"] = target(*fx.node.map_arg(args, lambda n: n.meta["val"]))
+    node.meta["val"] = infer_value(node)
     if "nn_module_stack" in origin.meta:
         node.meta["nn_module_stack"] = origin.meta["nn_module_stack"]
     return node
@@ -109,17 +121,7 @@ def refresh_values(graph: fx.Graph, changed: Iterable[fx.Node]) -> None:
     for node in graph.nodes:
         if node.op != "call_function" or pending.isdisjoint(node.all_input_nodes):
             continue
-        value = node.target(
-            *fx.node.map_arg(node.args, lambda n: n.meta["val"]),
-            **fx.node.map_arg(node.kwargs, lambda n: n.meta["val"]),
-        )
-        if _layout(value) != _layout(node.meta["val"]):
+        value = infer_value(node)
+        if value_layout(value) != value_layout(node.meta["val"]):
             node.meta["val"] = value
             pending.add(node)
-
-
-def _layout(value: object) -> object:
-    """Shape and strides as text: comparing symbolic sizes would fix them."""
-    if isinstance(value, torch.Tensor):
-        return str(value.shape), str(value.stride())
-    return [_layout(v) for v in value] if isinstance(value, (list, tuple)) else None

@@ -1,48 +1,56 @@
 """Runs passes: switching, counting, timing, checking and dumping, for all of them alike.
 
-`lower` is the only way a graph is rewritten. After each pass the graph is linted, dead code is
-removed, and the pass is held to its word: it reported rewrites if and only if the text changed.
+`lower` is the only way a graph is rewritten. After each pass the graph is linted, the shapes of
+what changed are held against the operators, and the pass is held to its word: it reported rewrites
+if and only if the text changed. `opt.verify` also runs what changed on random values.
 """
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+import torch
 from torch import fx
 
 from girih.graph.text import SymbolNames, digest, graph_text
-from girih.graph.trace import Traced, node_origin
+from girih.graph.trace import node_origin
 from girih.graph.weight_plan import WeightPlan
 from girih.kernels.errors import PassError
 from girih.kernels.target import Target
+from girih.passes.checks import GraphState, check_count, check_values
+from girih.passes.dump import Dump
 from girih.passes.options import OptConfig
 from girih.passes.pass_api import Pass, PassContext
 from girih.passes.pipeline import pipeline
+from girih.passes.proof import GraphProof
+from girih.passes.report import PassRecord, pass_table
 
 
-@dataclass(frozen=True)
-class PassRecord:
-    """What one pass did.
+class Graphed(Protocol):
+    """A model as a graph: `Traced`, or a dump that was read back."""
 
-    Attributes:
-        name: the pass.
-        enabled: False when it was switched off (all counts are then 0).
-        rewrites: number it reported.
-        nodes_before, nodes_after: size of the graph.
-        milliseconds: time in the pass itself.
-        notes: candidates it declined, with reasons.
-    """
+    @property
+    def graph(self) -> fx.Graph:
+        """Placeholders with roles, calls, one output."""
 
-    name: str
-    enabled: bool
-    rewrites: int
-    nodes_before: int
-    nodes_after: int
-    milliseconds: float
-    notes: tuple[str, ...]
+    @property
+    def weights(self) -> WeightPlan:
+        """The plan of its weights."""
+
+    @property
+    def constants(self) -> dict[str, torch.Tensor]:
+        """Values of constant entries."""
+
+    @property
+    def symbols(self) -> dict[str, str]:
+        """Names of symbolic sizes."""
+
+    def as_text(self) -> str:
+        """Canonical text with origins."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +58,15 @@ class Lowered:
     """The graph after the passes.
 
     Attributes:
-        traced: where it came from.
+        source: where it came from.
         opt: the switches that were used.
         target: what it was lowered for.
-        graph: the rewritten graph (a copy: `traced.graph` is untouched).
+        graph: the rewritten graph (a copy: `source.graph` is untouched).
         weights: the plan of the weights the graph now takes.
         records: one per pass, in order.
     """
 
-    traced: Traced
+    source: Graphed
     opt: OptConfig
     target: Target
     graph: fx.Graph
@@ -67,78 +75,114 @@ class Lowered:
 
     def as_text(self) -> str:
         """Canonical text with origins."""
-        return graph_text(self.graph, SymbolNames(self.traced.symbols), node_origin)
+        return graph_text(self.graph, SymbolNames(self.source.symbols), node_origin)
 
     def report(self) -> str:
         """The pass table."""
-        lines = [f"{'pass':24s} {'rewrites':>8s}  {'nodes':>13s}  {'ms':>7s}  notes"]
-        for r in self.records:
-            nodes = f"{r.nodes_before} → {r.nodes_after}" if r.enabled else ""
-            notes = "off" if not r.enabled else _notes_text(r.notes)
-            lines.append(
-                f"{r.name:24s} {r.rewrites:8d}  {nodes:>13s}  {r.milliseconds:7.1f}  {notes}"
-            )
-        return "\n".join(lines) + "\n"
+        return pass_table(self.records)
 
     @property
     def key(self) -> str:
         """Hash of the lowered graph's text."""
-        return digest(graph_text(self.graph, SymbolNames(self.traced.symbols)))
+        return digest(graph_text(self.graph, SymbolNames(self.source.symbols)))
 
 
-def lower(traced: Traced, opt: OptConfig, target: Target) -> Lowered:
-    """Run the enabled passes over a copy of the traced graph.
+def lower(source: Graphed, opt: OptConfig, target: Target) -> Lowered:
+    """Run the enabled passes over a copy of a graph.
 
     Raises:
-        PassError: a pass broke the graph or misreported its rewrites; names the pass.
+        PassError: a pass broke the graph, misreported its rewrites, changed values (`opt.verify`)
+            or found nothing where it ought to (`opt.strict`); names the pass.
     """
-    graph = _copy(traced.graph)
-    context = PassContext(target, WeightPlan(list(traced.weights.entries.values())))
-    dump = _Dump(Path(opt.dump), traced) if opt.dump else None
-    records = []
-    text = graph_text(graph, SymbolNames(traced.symbols))
+    run = _Run(source, opt, target)
+    wanted = opt.runs()
     for number, item in enumerate(pipeline(), start=1):
-        if getattr(opt.passes, item.name).enabled:
-            record, text = _run_one(item, graph, context, text, traced)
-            if dump and record.rewrites:
-                dump.write(number, item.name, graph)
+        if item.name in wanted:
+            run.apply(number, item)
         else:
-            record = PassRecord(item.name, False, 0, 0, 0, 0.0, ())
-        records.append(record)
-    used = {n.meta["weight"] for n in graph.nodes if "weight" in n.meta}
-    plan = context.weights.restrict(used)
-    return Lowered(traced, opt, target, graph, plan, tuple(records))
+            run.records.append(PassRecord(item.name, False))
+    return run.finish()
 
 
-def _run_one(
-    item: Pass, graph: fx.Graph, context: PassContext, text_before: str, traced: Traced
-) -> tuple[PassRecord, str]:
-    """Run a pass; returns its record and the graph's text after it."""
-    known = set(graph.nodes)
-    nodes_before = len(known)
-    context.notes = []
-    started = time.perf_counter()
-    try:
-        rewrites = item.run(graph, context)
-        graph.lint()
-    except Exception as error:
-        raise PassError(f"pass {item.name} failed: {error}") from error
-    milliseconds = (time.perf_counter() - started) * 1e3
-    for node in graph.nodes:
-        if node not in known:
-            node.meta.setdefault("made_by", item.name)
-    text = graph_text(graph, SymbolNames(traced.symbols))
-    changed = text != text_before
-    if changed != (rewrites > 0):
-        raise PassError(
-            f"pass {item.name} reported {rewrites} rewrites but the graph "
-            f"{'changed' if changed else 'did not change'}"
+class _Run:
+    """One application of the pipeline."""
+
+    def __init__(self, source: Graphed, opt: OptConfig, target: Target) -> None:
+        self.source, self.opt, self.target = source, opt, target
+        self.graph = _copy(source.graph)
+        self.context = PassContext(target, WeightPlan(list(source.weights.entries.values())))
+        self.records: list[PassRecord] = []
+        self._text = self._canonical_text()
+        self._proof = GraphProof(source, self.graph, target.isa) if opt.verify else None
+        self._dump = Dump(Path(opt.dump), source.symbols) if opt.dump else None
+        if self._dump:
+            self._dump.write(0, "traced", self.graph, self.context.weights)
+
+    def apply(self, number: int, item: Pass) -> None:
+        """Run one pass, check it and keep its record."""
+        before = GraphState(self.graph)
+        self.context.notes = []
+        started = time.perf_counter()
+        try:
+            rewrites = item.run(self.graph, self.context)
+        except Exception as error:
+            raise PassError(f"pass {item.name} failed: {error}") from error
+        milliseconds = (time.perf_counter() - started) * 1e3
+        record = PassRecord(
+            name=item.name,
+            enabled=True,
+            rewrites=rewrites,
+            nodes_before=len(before),
+            nodes_after=len(self.graph.nodes),
+            milliseconds=milliseconds,
+            notes=tuple(self.context.notes),
+            missed=item.expects(self.graph) if rewrites == 0 else None,
         )
-    notes = tuple(context.notes)
-    record = PassRecord(
-        item.name, True, rewrites, nodes_before, len(graph.nodes), milliseconds, notes
-    )
-    return record, text
+        self._refuse_missed(record)
+        self.records.append(self._checked(record, before))
+        if self._dump and rewrites:
+            self._dump.write(number, item.name, self.graph, self.context.weights)
+
+    def _checked(self, record: PassRecord, before: GraphState) -> PassRecord:
+        started = time.perf_counter()
+        try:
+            self.graph.lint()
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]  # the rest is the whole graph
+            raise PassError(f"pass {record.name} broke the graph: {reason}") from error
+        changed = before.changed(self.graph)
+        for node in changed:
+            if node not in before:
+                node.meta.setdefault("made_by", record.name)
+        check_values(record.name, changed)
+        text = self._canonical_text()
+        check_count(record.name, record.rewrites, text != self._text)
+        self._text = text
+        weights = self.context.weights
+        proves = self._proof is not None and record.rewrites > 0
+        error = self._proof.check(record.name, changed, weights) if proves else None
+        milliseconds = (time.perf_counter() - started) * 1e3
+        return dataclasses.replace(record, check_milliseconds=milliseconds, error=error)
+
+    def _refuse_missed(self, record: PassRecord) -> None:
+        if self.opt.strict and record.missed:
+            refusals = "".join(f"\n  refused {note}" for note in record.notes[:8])
+            raise PassError(
+                f"pass {record.name} found nothing although {record.missed}{refusals}\n"
+                f"opt.strict=false goes on, opt.passes.{record.name}=false switches it off"
+            )
+
+    def finish(self) -> Lowered:
+        """The result; closes the dump."""
+        used = {n.meta["weight"] for n in self.graph.nodes if "weight" in n.meta}
+        plan = self.context.weights.restrict(used)
+        records = tuple(self.records)
+        if self._dump:
+            self._dump.close(pass_table(records))
+        return Lowered(self.source, self.opt, self.target, self.graph, plan, records)
+
+    def _canonical_text(self) -> str:
+        return graph_text(self.graph, SymbolNames(self.source.symbols))
 
 
 def _copy(graph: fx.Graph) -> fx.Graph:
@@ -147,31 +191,3 @@ def _copy(graph: fx.Graph) -> fx.Graph:
     new = copy.output(output)
     new.meta.update(next(n for n in graph.nodes if n.op == "output").meta)
     return copy
-
-
-def _notes_text(notes: tuple[str, ...]) -> str:
-    if not notes:
-        return ""
-    more = f" (and {len(notes) - 1} more)" if len(notes) > 1 else ""
-    return f"refused {notes[0]}{more}"
-
-
-class _Dump:
-    """Writes the graph's text after each pass that changed something, and the diff to before."""
-
-    def __init__(self, directory: Path, traced: Traced) -> None:
-        self._directory = directory
-        self._symbols = traced.symbols
-        self._last = traced.as_text()
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "000_traced.txt").write_text(self._last)
-
-    def write(self, number: int, name: str, graph: fx.Graph) -> None:
-        text = graph_text(graph, SymbolNames(self._symbols), node_origin)
-        stem = f"{number:03d}_{name}"
-        (self._directory / f"{stem}.txt").write_text(text)
-        diff = difflib.unified_diff(
-            self._last.splitlines(), text.splitlines(), "before", name, lineterm="", n=2
-        )
-        (self._directory / f"{stem}.diff").write_text("\n".join(diff) + "\n")
-        self._last = text

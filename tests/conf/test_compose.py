@@ -7,7 +7,7 @@ from girih.conf import schema
 from girih.conf.compose import compose_config, to_engine_config, to_record
 from girih.conf.files import default_settings, group_options, load_opt_level, read_option
 from girih.kernels.errors import ConfigError
-from girih.passes.options import PassesConfig
+from girih.passes.options import PASS_NAMES
 from girih.runtime.config import EngineConfig
 from girih.serve.config import SamplingConfig, ServeConfig
 
@@ -51,11 +51,12 @@ def test_levels_grow_strictly():
 
 
 def test_every_pass_is_a_switch():
-    names = [field.name for field in dataclasses.fields(PassesConfig)]
+    names = PASS_NAMES
     for level, value in (("O0", "true"), ("O2", "false")):
-        words = [f"opt.passes.{name}.enabled={value}" for name in names]
-        passes = to_engine_config(compose_config("explain", [f"opt={level}", *words])).opt.passes
-        assert {getattr(passes, name).enabled for name in names} == {value == "true"}
+        for form in ("", ".enabled"):
+            words = [f"opt.passes.{name}{form}={value}" for name in names]
+            opt = to_engine_config(compose_config("explain", [f"opt={level}", *words])).opt
+            assert opt.runs() == (PASS_NAMES if value == "true" else ())
 
 
 @pytest.mark.parametrize(
@@ -105,6 +106,7 @@ def test_a_model_may_be_a_directory_here(tmp_path, monkeypatch):
         ("scheduler.max_num_seq=3", "did you mean 'scheduler.max_num_seqs'"),
         ("schedular.x=1", "did you mean 'scheduler"),
         ("opt.passes.pack_linear.enabled=true", "did you mean 'opt.passes.pack_linears.enabled'"),
+        ("opt.passes.pack_linear=true", "did you mean 'opt.passes.pack_linears'"),
         ("max_token=3", "did you mean 'max_tokens'"),
         ("promt=x", "did you mean 'prompt'"),
         ("zzz=1", "unknown key 'zzz'"),
@@ -138,7 +140,7 @@ def test_values_outside_their_range_are_config_errors():
 
 
 def test_every_key_has_a_description():
-    for record in (*schema.SECTIONS.values(), schema.GenerateKeys):
+    for record in (*schema.SECTIONS.values(), *(verb.keys for verb in schema.VERBS.values())):
         notes = schema.describe(record)
         missing = {field.name for field in dataclasses.fields(record)} - set(notes)
         assert missing <= {"dump"}, f"{record.__name__} does not describe {missing}"

@@ -7,12 +7,13 @@ import torch
 from support_models import tiny_traced
 
 from girih.conf.compose import compose_config, to_engine_config
-from girih.kernels.errors import PassError
+from girih.graph.graph_file import read_graph
+from girih.kernels.errors import ConfigError, PassError
 from girih.kernels.target import Target
 from girih.passes import pipeline as pipeline_module
 from girih.passes import runner
 from girih.passes.options import OptConfig, PassesConfig
-from girih.passes.pass_api import PASSES, Pass, Phase
+from girih.passes.pass_api import PASSES, Pass, Phase, insert_call
 from girih.passes.pipeline import PIPELINE
 from girih.passes.runner import lower
 
@@ -24,10 +25,10 @@ ALL = tuple(PIPELINE)
 def one_pass(monkeypatch):
     """Run a single function as the pass "canonicalize"."""
 
-    def run(function):
-        fake = Pass("canonicalize", Phase.CANONICALIZE, function, "")
+    def run(function, expects=lambda graph: None, **options):
+        fake = Pass("canonicalize", Phase.CANONICALIZE, function, expects, "")
         monkeypatch.setattr(runner, "pipeline", lambda: (fake,))
-        opt = OptConfig()
+        opt = OptConfig(**options)
         opt.passes.canonicalize.enabled = True
         return lower(tiny_traced("llama"), opt, TARGET)
 
@@ -62,8 +63,65 @@ def test_a_pass_that_breaks_the_graph_is_named(one_pass):
         output.args = (other,)
         return 1
 
-    with pytest.raises(PassError, match="pass canonicalize failed"):
+    with pytest.raises(PassError, match="pass canonicalize broke the graph"):
         one_pass(breaks)
+
+
+def test_a_pass_that_records_a_wrong_shape_is_named(one_pass):
+    def forgets(graph, ctx):
+        silu = next(n for n in graph.nodes if n.target is torch.ops.aten.silu.default)
+        node = silu.args[0]  # a linear of 64 inputs and 96 outputs
+        with graph.inserting_after(node):
+            new = graph.call_function(torch.ops.aten.relu.default, node.args[:1])
+        new.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+        return 1
+
+    with pytest.raises(PassError, match=r"on relu_default .*says f32\[1, d0, 96\], aten\.relu"):
+        one_pass(forgets)
+
+
+def test_shapes_that_follow_from_a_change_are_checked_too(one_pass):
+    def forgets(graph, ctx):
+        node = next(n for n in graph.nodes if n.target is torch.ops.aten.silu.default)
+        half = insert_call(graph, node, torch.ops.aten.slice.Tensor, (node.args[0], -1, 0, 8), node)
+        node.update_arg(0, half)
+        node.meta["val"] = half.meta["val"]  # its reader still has the old width
+        return 1
+
+    with pytest.raises(PassError, match=r"pass canonicalize left a wrong shape|must match"):
+        one_pass(forgets)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_pass_that_finds_nothing_where_it_ought_to(one_pass, strict):
+    def declines(graph, ctx):
+        ctx.refuse(next(iter(graph.nodes)), "no reason")
+        return 0
+
+    def run():
+        return one_pass(declines, lambda graph: "it should", strict=strict)
+
+    if strict:
+        with pytest.raises(
+            PassError, match=r"found nothing although it should\n  refused .*reason"
+        ):
+            run()
+    else:
+        assert "FOUND NOTHING although it should; refused" in run().report()
+
+
+def test_the_runner_stops_after_the_named_pass(lowered_by):
+    lowered, counts = lowered_by(tiny_traced("llama"), *ALL, stop_after="gather_last_rows")
+    assert [name for name, count in counts.items() if count] == ["canonicalize", "gather_last_rows"]
+    again, _ = lowered_by(tiny_traced("llama"), "canonicalize", "gather_last_rows")
+    assert lowered.key == again.key
+
+
+def test_an_unknown_last_pass_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean 'pack_linears'"):
+        OptConfig(stop_after="pack_linear")
 
 
 def test_a_pass_that_raises_is_named(one_pass):
@@ -122,13 +180,44 @@ def test_dump_writes_text_and_difference_of_each_change(lowered_by, tmp_path):
         tiny_traced("gpt2"), "canonicalize", "merge_sibling_linears", dump=str(tmp_path / "d")
     )
     assert sorted(p.name for p in (tmp_path / "d").iterdir()) == [
+        "000_traced.json",
         "000_traced.txt",
         "001_canonicalize.diff",
+        "001_canonicalize.json",
         "001_canonicalize.txt",
+        "report.txt",
     ]
     assert (tmp_path / "d" / "000_traced.txt").read_text() == tiny_traced("gpt2").as_text()
     assert (tmp_path / "d" / "001_canonicalize.txt").read_text() == lowered.as_text()
-    assert "\n-%" in (tmp_path / "d" / "001_canonicalize.diff").read_text()
+    assert (tmp_path / "d" / "report.txt").read_text() == lowered.report()
+
+
+def test_the_difference_holds_what_changed_and_nothing_else(lowered_by, tmp_path):
+    lowered_by(tiny_traced("llama"), *ALL, dump=str(tmp_path))
+    lines = (tmp_path / "003_merge_sibling_linears.diff").read_text().splitlines()
+    removed = [line for line in lines if line.startswith("-%")]
+    # Per layer: five weights, five linears, and what reads the strided parts.
+    assert sum("aten.linear" in line for line in removed) == 2 * 5
+    assert sum(" = input" in line for line in removed) == 2 * 5
+    assert not any("rotary_emb" in line for line in removed)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt2"])
+def test_a_dump_can_be_replayed(lowered_by, tmp_path, kind):
+    lowered, _ = lowered_by(tiny_traced(kind, dtype="bfloat16"), *ALL, dump=str(tmp_path))
+    for name, rest in (("000_traced", ALL), ("001_canonicalize", ALL[1:])):
+        again, _ = lowered_by(read_graph(tmp_path / f"{name}.json"), *rest, verify=True)
+        assert again.key == lowered.key
+        assert [e.sources for e in again.weights.entries.values()] == [
+            e.sources for e in lowered.weights.entries.values()
+        ]
+        assert "merge_sibling_linears" in again.as_text() or kind == "gpt2"
+
+
+def test_a_directory_that_cannot_be_written_is_named(lowered_by, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="opt.dump is .*cannot be written"):
+        lowered_by(tiny_traced("llama"), dump=str(tmp_path / "file" / "d"))
 
 
 def test_registry_pipeline_and_switches_name_the_same_passes():
