@@ -55,6 +55,8 @@ class ServeConfig:
         max_n: choices per prompt.
         max_stop_strings: stop strings per request.
         max_logprobs: alternatives per token.
+        max_stored_responses: finished turns of /v1/responses kept in memory.
+        max_stored_bytes: how large they may be together.
         trust_request_chat_template: requests may bring their own chat template.
         stall_seconds: a step running longer makes /health fail.
         keep_alive_seconds: silence in a stream before a comment line is sent.
@@ -72,6 +74,8 @@ class ServeConfig:
     max_n: int = 128
     max_stop_strings: int = 16
     max_logprobs: int = 20
+    max_stored_responses: int = 1000
+    max_stored_bytes: int = 64 * 1024 * 1024
     trust_request_chat_template: bool = False
     stall_seconds: float = 120.0
     keep_alive_seconds: float = 15.0

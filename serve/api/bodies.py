@@ -78,6 +78,18 @@ def parse_body(kind: type[BodyType], raw: bytes) -> BodyType:
     return body
 
 
+def make_body(kind: type[BodyType], fields: dict[str, Any]) -> BodyType:
+    """Make a body from the fields of another one.
+
+    Raises:
+        ApiError: 400, a field of the wrong type.
+    """
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise _as_api_error(error) from error
+
+
 def ignored_header(body: Body) -> dict[str, str]:
     """Return the header that names ignored fields, {} when there are none."""
     names = [name.encode("ascii", "replace").decode()[:64] for name in body.ignored_fields()[:20]]

@@ -79,10 +79,16 @@ class ChatJob:
         self.usage = Usage(len(plan.prompts[0]))
         self._parsers: list[ChatParser] = [make_parser() for _ in streams]
         self._called = [False] * len(streams)
+        self._reasoning = [""] * len(streams)
 
     def close(self) -> None:
         """Abort what still runs."""
         close_all(self.streams)
+
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of the reasoning so far, counted on its text."""
+        encode = self.served.tokenizer.encode
+        return sum(len(encode(text, add_special_tokens=False)) for text in self._reasoning if text)
 
     async def whole(self, http: Request) -> list[ChatNews] | None:
         """Wait for every choice; None when the client went away.
@@ -117,6 +123,7 @@ class ChatJob:
         if delta.finish_reason is not None:
             parts.merge(parser.finish())
         self._called[index] |= bool(parts.tool_calls)
+        self._reasoning[index] += parts.reasoning
         reason = delta.finish_reason
         if reason == "stop" and self._called[index]:
             reason = "tool_calls"

@@ -58,13 +58,18 @@ class Usage:
         self.completion_tokens += len(delta.token_ids) if count_tokens else 0
         self.cached[prompt_index] = max(self.cached.get(prompt_index, 0), delta.num_cached_tokens)
 
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that came from the prefix cache."""
+        return sum(self.cached.values())
+
     def body(self) -> dict[str, Any]:
         """Return the `usage` object."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(self.cached.values())},
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from girih.graph.progress import ProgressEvent
 from girih.serve.api.errors import RETRY_SECONDS, ApiError
+from girih.serve.api.responses.store import ResponseStore
 from girih.serve.async_engine import AsyncEngine
 from girih.serve.config import ServeConfig
 from girih.serve.sampling_defaults import SamplingDefaults
@@ -50,6 +51,7 @@ class ServerState:
         served: the model once it is ready.
         failure: why building failed, or None.
         draining: no new requests are taken.
+        responses: finished turns of /v1/responses.
     """
 
     def __init__(self, config: ServeConfig) -> None:
@@ -57,6 +59,7 @@ class ServerState:
         self.served: Served | None = None
         self.failure: str | None = None
         self.draining = False
+        self.responses = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
         self._event: ProgressEvent | None = None
         self._started = time.monotonic()
         self._ready_after: float | None = None

@@ -1,0 +1,199 @@
+"""POST, GET and DELETE /v1/responses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from girih.kernels.errors import RequestError
+from girih.serve.api.bodies import ignored_header, read_body
+from girih.serve.api.chat_job import ChatJob, ChatNews, start_chat
+from girih.serve.api.errors import as_api_error, json_response
+from girih.serve.api.logprobs import LogprobsFormatter
+from girih.serve.api.responses.items import as_messages
+from girih.serve.api.responses.output import OutputBuilder
+from girih.serve.api.responses.protocol import PARAMS, ResponsesRequest, as_chat
+from girih.serve.api.responses.store import ResponseStore, StoredResponse
+from girih.serve.api.state import ServerState
+from girih.serve.api.streaming import KEEP_ALIVE, EventStream, event
+
+router = APIRouter()
+
+
+@router.post("/v1/responses")
+async def create_response(request: Request) -> Response:
+    """Answer input items, streamed or whole; the answer is kept for later turns."""
+    state: ServerState = request.app.state.server
+    state.require(None)
+    body = await read_body(request, ResponsesRequest)
+    served = state.require(body.model)
+    history = _history(body, state.responses)
+    opening = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    chat = as_chat(body, opening + history)
+    try:
+        job = await start_chat(request, chat, served, state, "resp_")
+    except RequestError as error:
+        raise RequestError(str(error), PARAMS.get(error.param or "", error.param)) from error
+    writer = _ResponseWriter(body, job, history, state.responses)
+    if body.stream:
+        events = writer.events(state.config.keep_alive_seconds)
+        return EventStream(events, job.streams, ignored_header(body))
+    news = await job.whole(request)
+    if news is None:
+        return Response(status_code=499)
+    return json_response(writer.whole(news[0]), headers=ignored_header(body))
+
+
+@router.get("/v1/responses/{response_id}")
+async def get_response(request: Request, response_id: str) -> Response:
+    """Return a stored response."""
+    if request.query_params.get("stream") == "true":
+        raise RequestError("a stored response is not streamed again; leave stream out", "stream")
+    return json_response(_store(request).get(response_id).body)
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def get_input_items(request: Request, response_id: str) -> Response:
+    """Return what a stored response answered."""
+    items = _store(request).get(response_id).input_items
+    ends = {"first_id": items[0].get("id"), "last_id": items[-1].get("id")} if items else {}
+    return json_response({"object": "list", "data": items, "has_more": False, **ends})
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete_response(request: Request, response_id: str) -> Response:
+    """Forget a stored response."""
+    _store(request).delete(response_id)
+    return json_response({"id": response_id, "object": "response", "deleted": True})
+
+
+def _store(request: Request) -> ResponseStore:
+    state: ServerState = request.app.state.server
+    return state.responses
+
+
+def _history(body: ResponsesRequest, store: ResponseStore) -> list[dict[str, Any]]:
+    before: list[dict[str, Any]] = []
+    if body.previous_response_id is not None:
+        before = store.get(body.previous_response_id, "previous_response_id").messages
+    return [*before, *as_messages(body.input)]
+
+
+class _ResponseWriter:
+    """Writes one response in both forms, and keeps it."""
+
+    def __init__(
+        self,
+        body: ResponsesRequest,
+        job: ChatJob,
+        history: list[dict[str, Any]],
+        store: ResponseStore,
+    ) -> None:
+        self._body = body
+        self._job = job
+        self._history = history
+        self._store = store
+        self._output = OutputBuilder()
+        self._logprobs = LogprobsFormatter(job.served.tokenizer, False, body.top_logprobs or 0)
+        self._number = 0
+
+    def whole(self, news: ChatNews) -> dict[str, Any]:
+        """Return the body of an answer that is not streamed."""
+        for _ in self._output.push(news.parts, self._logprobs_of(news)):
+            pass
+        for _ in self._output.finish(_status(news)):
+            pass
+        return self._finished(news)
+
+    async def events(self, keep_alive_seconds: float) -> AsyncIterator[bytes]:
+        """Yield the events of a streamed answer."""
+        try:
+            yield self._event("created", {"response": self._response("in_progress")})
+            yield self._event("in_progress", {"response": self._response("in_progress")})
+            async for news in self._job.news(keep_alive_seconds):
+                if news is None:
+                    yield KEEP_ALIVE
+                    continue
+                for name, fields in self._output.push(news.parts, self._logprobs_of(news)):
+                    yield self._event(name, fields)
+                if news.finish_reason is not None:
+                    for name, fields in self._output.finish(_status(news)):
+                        yield self._event(name, fields)
+                    yield self._event(_status(news), {"response": self._finished(news)})
+        except Exception as error:  # the status line is sent: tell it in the stream
+            failure = {"code": "server_error", "message": as_api_error(error).message}
+            yield self._event("failed", {"response": self._response("failed", error=failure)})
+
+    def _event(self, name: str, fields: dict[str, Any]) -> bytes:
+        kind = f"response.{name}"
+        body = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return f"event: {kind}\n".encode() + event(body)
+
+    def _logprobs_of(self, news: ChatNews) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = self._logprobs.chat(news.delta.logprobs or [])["content"]
+        return entries
+
+    def _finished(self, news: ChatNews) -> dict[str, Any]:
+        status = _status(news)
+        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        response = self._response(status, usage=self._usage(), incomplete_details=reason)
+        if self._body.store is not False:
+            messages = [*self._history, self._output.as_message()]
+            self._store.put(StoredResponse(response, _input_items(self._body), messages))
+        return response
+
+    def _usage(self) -> dict[str, Any]:
+        usage = self._job.usage
+        return {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": self._job.num_reasoning_tokens()},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }
+
+    def _response(self, status: str, **fields: Any) -> dict[str, Any]:
+        body, params = self._body, self._job.plan.params[0]
+        text = body.text.format if body.text is not None else None
+        effort = body.reasoning.effort if body.reasoning is not None else None
+        return {
+            "id": self._job.plan.response_id,
+            "object": "response",
+            "created_at": self._job.plan.created,
+            "model": self._job.served.name,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "output": self._output.items,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "reasoning": {"effort": effort, "summary": None},
+            "store": body.store is not False,
+            "temperature": params.temperature,
+            "text": {"format": text or {"type": "text"}},
+            "tool_choice": body.tool_choice or ("auto" if body.tools else "none"),
+            "tools": body.tools or [],
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": params.top_p,
+            "truncation": "disabled",
+            "usage": None,
+            **fields,
+        }
+
+
+def _status(news: ChatNews) -> str:
+    return "incomplete" if news.finish_reason == "length" else "completed"
+
+
+def _input_items(body: ResponsesRequest) -> list[dict[str, Any]]:
+    if not isinstance(body.input, str):
+        return body.input
+    part = {"type": "input_text", "text": body.input}
+    return [{"type": "message", "role": "user", "content": [part]}]

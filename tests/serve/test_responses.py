@@ -1,0 +1,233 @@
+"""The Responses API through the real `openai` client: items, events, storage."""
+
+import httpx
+import openai
+import pytest
+from support_serving import MODEL
+
+from girih.kernels.errors import RequestError
+from girih.serve.api.chat_parts import ChatDelta, ToolCallDelta
+from girih.serve.api.errors import ApiError
+from girih.serve.api.responses.items import as_messages
+from girih.serve.api.responses.output import OutputBuilder
+from girih.serve.api.responses.store import ResponseStore, StoredResponse
+
+
+@pytest.fixture(scope="module")
+def client(shared_server):
+    with openai.OpenAI(base_url=f"{shared_server.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def respond(client, text="Hello 世界", **options):
+    options.setdefault("max_output_tokens", 24)
+    return client.responses.create(model=MODEL, input=text, temperature=0, **options)
+
+
+def test_a_response_is_the_chat_answer(client):
+    answer = respond(client, instructions="Be kind.", metadata={"a": "b"})
+    chat = client.chat.completions.create(
+        model=MODEL,
+        messages=[
+            {"role": "system", "content": "Be kind."},
+            {"role": "user", "content": "Hello 世界"},
+        ],
+        temperature=0,
+        max_tokens=24,
+    )
+    assert answer.output_text == chat.choices[0].message.content
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert answer.usage.input_tokens == chat.usage.prompt_tokens
+    assert answer.usage.output_tokens == 24
+    assert answer.usage.total_tokens == answer.usage.input_tokens + 24
+    assert (answer.metadata, answer.instructions) == ({"a": "b"}, "Be kind.")
+
+
+def test_a_stop_completes_a_response(client):
+    text = respond(client).output_text
+    stopped = respond(client, extra_body={"stop": [text[6:9]]})
+    assert stopped.status == "completed"
+    assert stopped.incomplete_details is None
+    assert stopped.output_text == text[: text.index(text[6:9])]
+
+
+def test_streamed_events_build_the_whole_response(client):
+    whole = respond(client)
+    with client.responses.stream(
+        model=MODEL, input="Hello 世界", temperature=0, max_output_tokens=24
+    ) as stream:
+        events = list(stream)
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+    assert set(kinds[4:-4]) == {"response.output_text.delta"}
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    final = events[-1].response
+    assert deltas == final.output_text == whole.output_text
+    assert final.usage.output_tokens == 24
+
+
+def test_a_conversation_goes_on_from_a_stored_response(client, shared_server):
+    first = respond(client, "one", instructions="first only")
+    second = respond(client, "two", previous_response_id=first.id)
+    messages = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "two"},
+    ]
+    rendered = shared_server.tokenizer.render_chat(messages)
+    assert second.usage.input_tokens == len(shared_server.tokenizer.encode(rendered, False))
+    spelled = respond(client, messages)
+    assert spelled.output_text == second.output_text
+
+
+def test_stored_responses_are_found_and_deleted(client):
+    made = respond(client, "keep me")
+    assert client.responses.retrieve(made.id).output_text == made.output_text
+    (item,) = client.responses.input_items.list(made.id).data
+    assert item.content[0].text == "keep me"
+    client.responses.delete(made.id)
+    for call in (client.responses.retrieve, client.responses.delete):
+        with pytest.raises(openai.NotFoundError, match="stored"):
+            call(made.id)
+    loose = respond(client, store=False)
+    with pytest.raises(openai.NotFoundError):
+        respond(client, previous_response_id=loose.id)
+
+
+def test_logprobs_come_with_the_text(client):
+    answer = respond(client, include=["message.output_text.logprobs"], max_output_tokens=5)
+    entries = answer.output[0].content[0].logprobs
+    assert len(entries) == 5
+    assert all(entry.logprob == -0.5 for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 3}, "input"),
+        ({"input": [{"type": "image_generation_call"}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input"),
+        ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": "x", "background": True}, "background"),
+        ({"input": "x", "truncation": "auto"}, "truncation"),
+        ({"input": "x", "prompt": {"id": "p"}}, "prompt"),
+        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools"),
+        ({"input": "x", "reasoning": {"effort": "high"}}, "reasoning"),
+        ({"input": "x", "temperature": -1}, "temperature"),
+    ],
+)
+def test_bad_responses_name_the_field(shared_server, body, param):
+    answer = shared_server.post("/v1/responses", **body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+def test_what_has_no_effect_is_named(shared_server):
+    answer = shared_server.post(
+        "/v1/responses",
+        input="x",
+        max_output_tokens=1,
+        user="me",
+        include=["reasoning.encrypted_content"],
+    )
+    assert answer.headers["x-girih-ignored"] == "include.reasoning.encrypted_content, user"
+
+
+def test_a_failing_engine_fails_the_stream(new_server):
+    server = new_server(fail_at=3, eos=())
+    body = {"input": "x", "stream": True, "max_output_tokens": 50}
+    with httpx.stream("POST", f"{server.url}/v1/responses", json=body) as answer:
+        lines = [line for line in answer.iter_lines() if line.startswith("event: ")]
+    assert lines[0] == "event: response.created"
+    assert lines[-1] == "event: response.failed"
+
+
+def test_items_become_messages():
+    items = [
+        {"role": "developer", "content": "d"},
+        {"role": "user", "content": [{"type": "input_text", "text": "u"}]},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "r"}]},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "o"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]},
+        {"type": "message", "role": "assistant", "content": "a"},
+    ]
+    messages = as_messages(items)
+    assert [m["role"] for m in messages] == ["developer", "user", "assistant", "tool", "assistant"]
+    assert messages[2]["reasoning_content"] == "r"
+    assert [call["function"]["name"] for call in messages[2]["tool_calls"]] == ["f", "g"]
+    assert messages[3] == {"role": "tool", "tool_call_id": "1", "content": "o"}
+    assert messages[4] == {"role": "assistant", "content": "a", "reasoning_content": "s"}
+    with pytest.raises(RequestError, match="text parts only"):
+        as_messages([{"role": "user", "content": [{"type": "input_file"}]}])
+
+
+def test_items_of_reasoning_text_and_calls():
+    builder = OutputBuilder()
+    news = [
+        ChatDelta(reasoning="th"),
+        ChatDelta(reasoning="ink", content="Say"),
+        ChatDelta(content="."),
+        ChatDelta(tool_calls=[ToolCallDelta(0, "c0", "f", '{"a"')]),
+        ChatDelta(tool_calls=[ToolCallDelta(0, arguments=": 1}"), ToolCallDelta(1, "c1", "g")]),
+    ]
+    events = [event for delta in news for event in builder.push(delta, [])]
+    events += builder.finish("completed")
+    kinds = [item["type"] for item in builder.items]
+    assert kinds == ["reasoning", "message", "function_call", "function_call"]
+    assert {item["status"] for item in builder.items} == {"completed"}
+    assert builder.items[2]["arguments"] == '{"a": 1}'
+    assert [fields["output_index"] for name, fields in events if name == "output_item.added"] == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    added = next(fields for name, fields in events if name == "output_item.added")
+    assert added["item"]["content"] == []
+    message = builder.as_message()
+    assert (message["content"], message["reasoning_content"]) == ("Say.", "think")
+    assert [call["id"] for call in message["tool_calls"]] == ["c0", "c1"]
+
+
+def stored(name, size=10):
+    return StoredResponse({"id": name, "text": "x" * size}, [], [])
+
+
+def test_the_store_forgets_what_was_not_used_for_longest():
+    store = ResponseStore(max_responses=2, max_bytes=10_000)
+    store.put(stored("a"))
+    store.put(stored("b"))
+    store.get("a")
+    store.put(stored("c"))
+    assert store.get("a").body["id"] == "a"
+    with pytest.raises(ApiError, match="'b'"):
+        store.get("b")
+    store.put(stored("a", 20))
+    assert len(store) == 2
+
+
+def test_the_store_is_bounded_in_bytes():
+    store = ResponseStore(max_responses=100, max_bytes=1000)
+    for index in range(20):
+        store.put(stored(str(index), 150))
+    assert len(store) == 5
+    store.put(stored("huge", 5000))
+    assert len(store) == 0
