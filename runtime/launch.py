@@ -34,8 +34,12 @@ from girih.runtime.cache_size import plan_cache
 from girih.runtime.config import EngineConfig
 from girih.runtime.engine import EngineCore
 from girih.runtime.kv_cache import KVCacheManager
+from girih.runtime.messages import EngineFacts
 from girih.runtime.model_runner import CompiledModelRunner
 from girih.runtime.scheduler import Scheduler
+from girih.runtime.structured.rows import GrammarRows
+from girih.runtime.structured.store import GrammarStore
+from girih.runtime.structured.vocabulary import read_vocabulary
 
 T = TypeVar("T")
 
@@ -88,6 +92,18 @@ class EngineHandle:
     key: str
     max_model_len: int
     report: LaunchReport
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What front ends are told of the engine."""
+        return EngineFacts(
+            name=self.name,
+            key=self.key,
+            model_path=str(self.model_path),
+            max_model_len=self.max_model_len,
+            vocab_size=self.vocab_size,
+            eos_token_ids=self.eos_token_ids,
+        )
 
     @property
     def model_path(self) -> Path:
@@ -284,8 +300,14 @@ class _Start:
         batch = PersistentBatch(
             limits.max_num_seqs, self.max_model_len, cache.block_size, self.spec.vocab_size
         )
-        scheduler = Scheduler(limits, kv, self.max_model_len)
-        runner = CompiledModelRunner(executable, batch, self.target.threads)
+        spec, threads = self.spec, self.target.threads
+        grammars = GrammarStore(
+            lambda: read_vocabulary(spec.files.path, spec.vocab_size, spec.eos_token_ids), threads
+        )
+        scheduler = Scheduler(limits, kv, self.max_model_len, grammars)
+        runner = CompiledModelRunner(
+            executable, batch, GrammarRows(grammars, spec.vocab_size), threads
+        )
         return EngineCore(scheduler, runner, self.config.runtime.async_scheduling)
 
 

@@ -1,0 +1,134 @@
+"""Serves an engine core to its front ends: the loop of the core's process.
+
+    receive commands ─▶ plan ahead ─▶ wait for a command or a result ─▶ digest ─▶ send
+
+With asynchronous scheduling the runner has a thread of its own, so commands are answered and signs
+of life are sent while a step runs. Without it the loop waits for the step.
+"""
+
+from __future__ import annotations
+
+import time
+
+from girih.kernels.errors import EngineError, GirihError
+from girih.runtime.control import call_method
+from girih.runtime.core_endpoint import CoreEndpoint
+from girih.runtime.engine import EngineCore
+from girih.runtime.messages import (
+    AbortRequests,
+    AddRequest,
+    Admission,
+    Alive,
+    Answer,
+    Call,
+    Command,
+    EngineFacts,
+    Hello,
+    Outputs,
+    Ready,
+    Refusal,
+)
+from girih.runtime.request import EngineOutput
+
+ALIVE_SECONDS = 1.0  # between signs of life
+
+
+class CoreService:
+    """Runs until `stop` or until the core dies.
+
+    Args:
+        core: the engine core; nobody else calls it.
+        facts: what front ends are told of it.
+        endpoint: where they are.
+    """
+
+    def __init__(self, core: EngineCore, facts: EngineFacts, endpoint: CoreEndpoint) -> None:
+        self._core = core
+        self._facts = facts
+        self._endpoint = endpoint
+        self._owner: dict[str, bytes] = {}  # request id -> front end
+        self._is_stopping = False
+        self._next_alive = 0.0
+        core.on_result(endpoint.wake)
+
+    def stop(self) -> None:
+        """End `run` soon (from any thread)."""
+        self._is_stopping = True
+        self._endpoint.wake()
+
+    def run(self) -> None:
+        """Serve.
+
+        Raises:
+            EngineError: the core died; every request has been told.
+        """
+        self._abort_requests_of(self._endpoint.broadcast(Ready(self._facts)))
+        while not self._is_stopping:
+            self.serve_once(ALIVE_SECONDS)
+
+    def serve_once(self, timeout: float) -> None:
+        """Plan, wait up to `timeout` seconds for news, and deal with them."""
+        core = self._core
+        core.plan_ahead()
+        for client, command in self._endpoint.receive(0.0 if core.has_result() else timeout):
+            self._handle(client, command)
+        if core.has_result():
+            self._send_outputs(core.digest())
+        if core.failure is not None:
+            raise EngineError(core.failure)
+        if time.monotonic() >= self._next_alive:
+            self._next_alive = time.monotonic() + ALIVE_SECONDS
+            self._abort_requests_of(self._endpoint.broadcast(Alive(core.seconds_in_step())))
+
+    def _handle(self, client: bytes, command: Command) -> None:
+        if isinstance(command, AddRequest):
+            self._add(client, command)
+        elif isinstance(command, AbortRequests):
+            self._abort(command.request_ids)
+        elif isinstance(command, Hello):
+            self._endpoint.send(client, Ready(self._facts))
+        elif isinstance(command, Call):
+            self._endpoint.send(client, answer_call(self._core, command))
+
+    def _add(self, client: bytes, command: AddRequest) -> None:
+        admission = admit(self._core, command)
+        if admission.refusal is None:
+            self._owner[command.request.request_id] = client
+        if not self._endpoint.send(client, admission):
+            self._abort_requests_of([client])
+
+    def _abort(self, request_ids: list[str]) -> None:
+        for output in self._core.abort(request_ids):
+            self._owner.pop(output.request_id, None)
+
+    def _send_outputs(self, outputs: list[EngineOutput]) -> None:
+        by_client: dict[bytes, list[EngineOutput]] = {}
+        for output in outputs:
+            is_last = output.finish_reason is not None
+            owner = self._owner.pop if is_last else self._owner.get
+            by_client.setdefault(owner(output.request_id), []).append(output)  # type: ignore[arg-type]
+        for client, news in by_client.items():
+            if not self._endpoint.send(client, Outputs(news)):
+                self._abort_requests_of([client])
+
+    def _abort_requests_of(self, gone: list[bytes]) -> None:
+        """Free what front ends left behind that went away."""
+        if gone:
+            self._abort([i for i, client in self._owner.items() if client in gone])
+
+
+def admit(core: EngineCore, command: AddRequest) -> Admission:
+    """Hand a request to the core and say how that went."""
+    try:
+        core.add_request(command.request)
+    except GirihError as error:
+        return Admission(command.request.request_id, Refusal.of(error))
+    return Admission(command.request.request_id)
+
+
+def answer_call(core: EngineCore, call: Call) -> Answer:
+    """Do what `call` asks and say how that went."""
+    try:
+        return Answer(call.call_id, call_method(core, call.method, call.arguments))
+    except (GirihError, TypeError) as error:
+        return Answer(call.call_id, refusal=Refusal.of(error))

@@ -1,0 +1,195 @@
+"""A core in another process that looks like one in this process (for scripts, one thread).
+
+    add_request ─▶ AddRequest … Admission          step ─▶ waits for the next Outputs
+
+Several steps of the core may come back as one `step` here, since it does not wait for its reader.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from girih.graph.progress import Progress as ProgressObserver
+from girih.graph.progress import ProgressEvent
+from girih.kernels.errors import EngineError
+from girih.runtime.core_connection import CoreConnection, Disconnected
+from girih.runtime.core_process import Build, CoreSupervisor
+from girih.runtime.engine import EngineStats
+from girih.runtime.messages import (
+    AbortRequests,
+    AddRequest,
+    Admission,
+    Answer,
+    Call,
+    Command,
+    Died,
+    EngineFacts,
+    Message,
+    Outputs,
+    Progress,
+    Ready,
+)
+from girih.runtime.request import EngineOutput, EngineRequest
+
+WAIT_SECONDS = 0.5  # between looks whether the core's process still lives
+
+
+class RemoteCore:
+    """Starts a core in a process of its own and waits until it is ready.
+
+    Args:
+        build: makes the engine there; it must be picklable.
+        progress: observer of the start-up work.
+
+    Attributes:
+        facts: what the core says of itself.
+        failure: why it died, or None.
+
+    Raises:
+        GirihError: what building raised.
+    """
+
+    def __init__(self, build: Build, progress: ProgressObserver) -> None:
+        self.failure: str | None = None
+        self._error: Exception | None = None
+        self._unfinished: dict[str, None] = {}
+        self._outputs: deque[EngineOutput] = deque()
+        self._next_call = 0
+        self._supervisor = CoreSupervisor(build, restart=False, on_end=self._set_error)
+        self._connection = CoreConnection(self._supervisor.address)
+        self._supervisor.start()
+        try:
+            self.facts = self._await_ready(progress)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the core's process."""
+        self._connection.close()
+        self._supervisor.stop()
+
+    def add_request(self, request: EngineRequest) -> None:
+        """See `EngineCore.add_request`."""
+        command = AddRequest(request)
+        self._unfinished[request.request_id] = None
+        answer = self._exchange(command, lambda m: isinstance(m, Admission))
+        assert isinstance(answer, Admission)
+        if answer.refusal is not None:
+            del self._unfinished[request.request_id]
+            raise answer.refusal.as_error()
+
+    def abort(self, request_ids: list[str]) -> None:
+        """See `EngineCore.abort`; the core tells nothing more of these requests."""
+        for request_id in request_ids:
+            self._unfinished.pop(request_id, None)
+        self._connection.send(AbortRequests(request_ids))
+
+    def has_work(self) -> bool:
+        """See `EngineCore.has_work`."""
+        return bool(self._unfinished)
+
+    def step(self) -> list[EngineOutput]:
+        """Wait for news; see `EngineCore.step`."""
+        while self._unfinished and not self._outputs:
+            for message in self._next_messages():
+                self._note(message)
+        outputs = [o for o in self._outputs if o.request_id in self._unfinished]
+        self._outputs.clear()
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._unfinished.pop(output.request_id, None)
+        return outputs
+
+    def reset_prefix_cache(self) -> None:
+        """See `EngineCore.reset_prefix_cache`."""
+        self.call("reset_prefix_cache")
+
+    def check_integrity(self) -> None:
+        """See `EngineCore.check_integrity`."""
+        self.call("check_integrity")
+
+    def stats(self) -> EngineStats:
+        """See `EngineCore.stats`."""
+        return msgspec.convert(self.call("stats"), EngineStats)
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """Have the core do something (see `control.py`).
+
+        Raises:
+            GirihError: it refused, failed or died.
+        """
+        self._next_call += 1
+        number = self._next_call
+        answer = self._exchange(
+            Call(number, method, arguments),
+            lambda m: isinstance(m, Answer) and m.call_id == number,
+        )
+        assert isinstance(answer, Answer)
+        if answer.refusal is not None:
+            raise answer.refusal.as_error()
+        return answer.value
+
+    def _exchange(self, command: Command, is_answer: Callable[[Message], bool]) -> Message:
+        """Send and wait for the answer; everything else that comes is kept."""
+        self._check_alive()
+        self._connection.send(command)
+        while True:
+            answer: Message | None = None
+            for message in self._next_messages():
+                if not isinstance(message, Disconnected) and is_answer(message):
+                    answer = message
+                else:
+                    self._note(message)
+            if answer is not None:
+                return answer
+            self._check_alive()
+
+    def _next_messages(self) -> list[Message | Disconnected]:
+        self._connection.wait(WAIT_SECONDS)
+        received = self._connection.receive()
+        if not received and self._error is not None:
+            return [Disconnected()]
+        return received
+
+    def _note(self, message: Message | Disconnected) -> None:
+        if isinstance(message, Outputs):
+            self._outputs.extend(message.outputs)
+        elif isinstance(message, Died):
+            self._die(message.refusal.message)
+        elif isinstance(message, Disconnected):
+            self._die("the engine process ended")
+
+    def _die(self, reason: str) -> None:
+        if self.failure is None:
+            self.failure = reason
+            self._outputs.extend(
+                EngineOutput(request_id=i, finish_reason="error", error=reason)
+                for i in self._unfinished
+            )
+
+    def _check_alive(self) -> None:
+        if self.failure is not None:
+            raise EngineError(f"the engine core died: {self.failure}")
+
+    def _set_error(self, error: Exception) -> None:
+        """Called in the supervisor's thread."""
+        self._error = error
+
+    def _await_ready(self, progress: ProgressObserver) -> EngineFacts:
+        while True:
+            for message in self._next_messages():
+                if isinstance(message, Ready):
+                    return message.facts
+                if isinstance(message, Progress):
+                    progress(
+                        ProgressEvent(message.stage, message.done, message.total, message.detail)
+                    )
+                elif isinstance(message, Died):
+                    raise message.refusal.as_error()
+            if self._error is not None:
+                raise self._error

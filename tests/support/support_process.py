@@ -1,0 +1,86 @@
+"""Engines over fake runners that another process can build: functions and plain options only."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from support_core import make_core
+from support_fake_runner import FakeRunner
+
+from girih.graph.progress import ProgressEvent
+from girih.kernels.errors import EngineError, SourceError
+from girih.runtime.core_process import CoreSupervisor
+from girih.runtime.engine import EngineCore
+from girih.runtime.messages import EngineFacts
+
+
+@dataclass
+class FakeEngine:
+    """What building returns."""
+
+    core: EngineCore
+    facts: EngineFacts
+
+
+class DeadlyRunner(FakeRunner):
+    """Kills its own process in step `kill_at`, as a crash in native code would."""
+
+    def __init__(self, *args: Any, kill_at: int, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.kill_at = kill_at
+
+    def execute(self, plan: Any) -> Any:
+        if self.num_steps == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().execute(plan)
+
+
+def build(
+    progress: Any,
+    *,
+    vocab_size: int = 1000,
+    step_seconds: float = 0.0,
+    lose_device_at: int | None = None,
+    kill_at: int | None = None,
+    build_seconds: float = 0.0,
+    build_error: str | None = None,
+    model_path: str = "",
+    **options: Any,
+) -> FakeEngine:
+    """Make a core over a fake runner; `options` are those of `make_core`."""
+    progress(ProgressEvent("compile", 1, 3, "tile 1 of 3"))
+    deadline = time.monotonic() + build_seconds
+    while time.monotonic() < deadline:
+        time.sleep(0.02)
+        progress(ProgressEvent("compile", 2, 3, "tile 2 of 3"))
+    if build_error is not None:
+        raise SourceError(build_error)
+    fail_at = {} if lose_device_at is None else {lose_device_at: EngineError("device lost")}
+    settings = {"step_seconds": step_seconds, "fail_at": fail_at}
+    if kill_at is None:
+        runner = FakeRunner(16, vocab_size, **settings)
+    else:
+        runner = DeadlyRunner(16, vocab_size, kill_at=kill_at, **settings)
+    options.setdefault("async_scheduling", True)
+    core = make_core(runner=runner, **options)
+    facts = EngineFacts(
+        name="fake",
+        key="fp_fake",
+        model_path=model_path,
+        max_model_len=options.get("max_model_len", 256),
+        vocab_size=vocab_size,
+    )
+    return FakeEngine(core, facts)
+
+
+def orphan(address_file: str) -> None:
+    """Start a core, say which, and wait to be killed (the target of a process)."""
+    supervisor = CoreSupervisor(build, restart=False, on_end=lambda error: None)
+    supervisor.start()
+    with open(address_file, "w") as file:
+        file.write(str(supervisor.pid))
+    time.sleep(60)
