@@ -45,9 +45,12 @@ class AttentionSpec:
         head_dim_v: size of v and of the output.
         scale: factor on q·k.
         causal: a token sees no later token.
-        window: a token sees itself and `window - 1` before it; 0 means no limit.
+        window: a token sees itself and `window - 1` before it (and after it when not causal);
+            0 means no limit.
         softcap: `softcap * tanh(score / softcap)`; 0 means none.
         has_sinks: `run` gets one extra softmax logit per head.
+        has_slopes: `run` gets one ALiBi slope per head.
+        chunk: a token sees only its own chunk of this many tokens; 0 means no chunks.
     """
 
     num_heads: int
@@ -59,6 +62,8 @@ class AttentionSpec:
     window: int = 0
     softcap: float = 0.0
     has_sinks: bool = False
+    has_slopes: bool = False
+    chunk: int = 0
 
 
 class PagedBatch(Protocol):
@@ -147,6 +152,7 @@ class AttentionBackend:
         spec: AttentionSpec,
         out: torch.Tensor,
         sinks: torch.Tensor | None = None,
+        slopes: torch.Tensor | None = None,
     ) -> None:
         """Write k, v to the cache and the attention of every request to `out` [T, H, Dv].
 
@@ -160,7 +166,9 @@ class AttentionBackend:
             spec: of this layer.
             out: [T, H, Dv]; rows of padding tokens become zero.
             sinks: [H], exactly when `spec.has_sinks`.
+            slopes: [H], exactly when `spec.has_slopes`.
         """
+        rare = (slopes, spec.chunk) if slopes is not None or spec.chunk else ()
         self._kernel(
             q,
             k,
@@ -177,6 +185,7 @@ class AttentionBackend:
             spec.softcap,
             sinks,
             out,
+            *rare,
         )
 
     def _kernel(self, *arguments: object) -> None:
@@ -194,6 +203,10 @@ class CpuPagedBackend(AttentionBackend):
             return "the CPU kernel library is not loaded"
         if dtype not in (torch.bfloat16, torch.float16, torch.float32):
             return f"dtype {dtype} is not bfloat16, float16 or float32"
+        if spec.has_slopes or spec.chunk:
+            return f"the C++ kernel has no {'ALiBi' if spec.has_slopes else 'chunked attention'}"
+        if spec.window and not spec.causal:
+            return "the C++ kernel has windows only in causal attention"
         return _shape_reason(spec, block_size)
 
     def _kernel(self, *arguments: object) -> None:

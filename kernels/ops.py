@@ -3,9 +3,10 @@
 Importing this module is enough to trace and to run; `girih.kernels.library.load_library` replaces
 the CPU kernels by the C++ ones.
 
-`girih::attention(q, k, v, scale, causal, window, softcap, sinks) -> out`
+`girih::attention(q, k, v, scale, causal, window, softcap, sinks, slopes, chunk) -> out`
     What tracing leaves in the graph for one attention layer. q [T, H, D], k [T, Hkv, D],
-    v [T, Hkv, Dv] -> [T, H, Dv]; one sequence.
+    v [T, Hkv, Dv] -> [T, H, Dv]; one sequence. slopes [H] adds slope * (key position - query
+    position) to the scores (ALiBi); chunk n hides all keys before the query's chunk of n tokens.
 `girih::paged_attention(q, k, v, key_cache, value_cache, query_start, seq_lens, block_table,
 slot_mapping, scale, causal, window, softcap, sinks, out) -> ()`
     Writes the T new tokens to their slots, then attends for every request over its cached and
@@ -26,7 +27,7 @@ from girih.kernels import reference
 
 SCHEMAS = (
     "attention(Tensor q, Tensor k, Tensor v, float scale, bool causal, int window, float softcap, "
-    "Tensor? sinks) -> Tensor",
+    "Tensor? sinks, Tensor? slopes=None, int chunk=0) -> Tensor",
     "paged_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) key_cache, Tensor(b!) value_cache, "
     "Tensor query_start, Tensor seq_lens, Tensor block_table, Tensor slot_mapping, float scale, "
     "bool causal, int window, float softcap, Tensor? sinks, Tensor(c!) out) -> ()",
@@ -74,6 +75,8 @@ def _attention_fake(  # noqa: PLR0913 (the schema's arguments)
     window: int,
     softcap: float,
     sinks: torch.Tensor | None,
+    slopes: torch.Tensor | None = None,
+    chunk: int = 0,
 ) -> torch.Tensor:
     return q.new_empty((q.shape[0], q.shape[1], v.shape[2]))
 
