@@ -1,16 +1,20 @@
 """`trace`: an unmodified Hugging Face model becomes one FX graph.
 
-The model is built on the meta device (no weights, no memory) with an attention function that
-leaves one `girih::attention` call per layer, and exported with symbolic numbers of tokens:
+The model is built on the meta device (no weights, no memory) with functions that leave one opaque
+op for each attention, recurrence and expert projection, and exported with symbolic numbers of
+tokens:
 
     ids[T], positions[T], logits_index[S]  ->  logits[S, V]
 
-Weights are inputs of the graph, known by their checkpoint names. Only this file imports
-transformers' modelling code.
+Weights are inputs of the graph, known by their checkpoint names. What stands in for the model's
+opaque parts is in `capture`, help for single families in `adaptations`, what must hold of the
+graph in `fail_closed`; with `conversions` these are the files that import transformers.
 """
 
 from __future__ import annotations
 
+import inspect
+import logging
 import time
 import warnings
 from dataclasses import dataclass, field
@@ -19,14 +23,20 @@ from typing import Any
 import torch
 from torch import fx
 
-import girih.kernels.ops  # registers girih::attention  # noqa: F401
+from girih.graph import capture
+from girih.graph.adaptations import Adaptations
+from girih.graph.checkpoint import open_checkpoint
+from girih.graph.conversions import plan_sources
+from girih.graph.fail_closed import check_captured, writes
 from girih.graph.progress import Progress, ProgressEvent, no_progress
 from girih.graph.spec import ModelSpec
+from girih.graph.stamp import LayerStamps, StampError
 from girih.graph.text import SymbolNames, digest, graph_text
-from girih.graph.weight_plan import CONSTANT, PLAIN, WeightEntry, WeightPlan
-from girih.kernels.errors import TraceError
+from girih.graph.weight_plan import CONSTANT, PLAIN, Source, WeightEntry, WeightPlan
+from girih.kernels.errors import GirihError, TraceError
 
-ATTENTION_NAME = "girih"
+log = logging.getLogger("girih.trace")
+
 INPUT_NAMES = ("ids", "positions", "logits_index")
 # Upper bound of T and S in compiled code. A constant of the project, not a runtime option: the
 # token budget of a step may change without a recompile.
@@ -68,20 +78,29 @@ class Traced:
 class _StepModule(torch.nn.Module):
     """The model as a function of one packed step."""
 
-    def __init__(self, model: torch.nn.Module, selects_rows: bool) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.selects_rows = selects_rows
+        parameters = inspect.signature(model.forward).parameters.values()
+        names = {p.name for p in parameters}
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self.selects_rows = "logits_to_keep" in names
+        self.takes_positions = takes_any or "position_ids" in names
+        self.takes_use_cache = takes_any or "use_cache" in names
 
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, logits_index: torch.Tensor
     ) -> torch.Tensor:
-        rows = {"logits_to_keep": logits_index} if self.selects_rows else {}
-        output = self.model(
-            input_ids=ids[None], position_ids=positions[None], use_cache=False, **rows
-        )
-        logits = output.logits[0]
-        return logits if self.selects_rows else logits.index_select(0, logits_index)
+        options: dict[str, Any] = {"input_ids": ids[None]}
+        if self.takes_positions:
+            options["position_ids"] = positions[None]
+        if self.takes_use_cache:
+            options["use_cache"] = False
+        if self.selects_rows:
+            options["logits_to_keep"] = logits_index
+        output = self.model(**options)
+        rows = output.logits if "logits" in output else output.last_hidden_state
+        return rows[0] if self.selects_rows else rows[0].index_select(0, logits_index)
 
 
 def trace(spec: ModelSpec, progress: Progress = no_progress) -> Traced:
@@ -95,11 +114,12 @@ def trace(spec: ModelSpec, progress: Progress = no_progress) -> Traced:
     progress(ProgressEvent("trace", 0, None, f"import {spec.architecture}"))
     model = _build_on_meta(spec)
     progress(ProgressEvent("trace", 0, None, spec.architecture))
-    exported = _export(model, spec)
+    with Adaptations(model, spec) as adaptations, capture.Capture(model):
+        exported = _export(adaptations.wrap(_StepModule(model)), spec)
     graph, weights = _with_named_weights(exported, model, spec)
     constants = _constant_values(model, weights)
     symbols = _symbol_names(graph)
-    _check_captured(graph, spec)
+    check_captured(graph, spec.architecture)
     progress(ProgressEvent("trace", 1, 1, f"{len(graph.nodes)} nodes"))
     return Traced(spec, graph, weights, constants, symbols, time.perf_counter() - started)
 
@@ -114,68 +134,44 @@ def node_origin(node: fx.Node) -> str:
     return f"{origin} < {made_by}" if made_by else origin
 
 
-def _attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    scaling: float,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """Stand in for a model's attention while it is traced: one `girih::attention` call.
-
-    Shapes: query [1, H, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv] -> [1, T, H, Dv].
-    """
-    if attention_mask is not None:
-        raise TraceError(
-            f"{type(module).__name__} passes its attention a mask tensor; only causal, windowed "
-            "and full attention can be captured"
-        )
-    for name in ("position_bias", "indices", "block_indices", "sinks"):
-        if options.get(name) is not None:
-            raise TraceError(f"{type(module).__name__} needs attention with {name!r}: unsupported")
-    out = torch.ops.girih.attention(
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        float(scaling),
-        bool(getattr(module, "is_causal", True)),
-        int(options.get("sliding_window") or 0),
-        float(options.get("softcap") or 0.0),
-        options.get("s_aux"),
-    )
-    return out[None], None
-
-
 def _build_on_meta(spec: ModelSpec) -> torch.nn.Module:
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.modeling_utils import AttentionInterface
+    from transformers import AutoConfig
 
-    AttentionInterface.register(ATTENTION_NAME, _attention)
+    capture.register()
     try:
         config = AutoConfig.from_pretrained(spec.files.path, local_files_only=True)
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=getattr(torch, spec.dtype), attn_implementation=ATTENTION_NAME
+            model = _auto_class(spec.architecture).from_config(
+                config,
+                dtype=getattr(torch, spec.dtype),
+                attn_implementation=capture.NAME,
+                experts_implementation=capture.NAME,
             )
     except (ValueError, KeyError, AttributeError, ImportError, TypeError) as error:
         raise TraceError(
             f"{spec.architecture} ({spec.files.path.name}) cannot be built: {_first_line(error)}. "
-            "girih runs text models that transformers loads with AutoModelForCausalLM and whose "
-            "attention goes through its attention interface"
+            "girih runs text models that transformers loads with AutoModelForCausalLM, or encoders "
+            "with AutoModel, and whose attention goes through its attention interface"
         ) from error
     result: torch.nn.Module = model.eval()
     return result
 
 
-def _export(model: torch.nn.Module, spec: ModelSpec) -> torch.export.ExportedProgram:
-    import inspect
+def _auto_class(architecture: str) -> Any:
+    """The class of transformers that builds an architecture: a language model or an encoder."""
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
+    from transformers.models.auto import modeling_auto
 
-    selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
-    wrapper = _StepModule(model, selects_rows)
+    causal = set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    masked = set(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()) - causal
+    plain = set(modeling_auto.MODEL_MAPPING_NAMES.values()) - causal
+    if architecture in masked:
+        return AutoModelForMaskedLM
+    return AutoModel if architecture in plain else AutoModelForCausalLM
+
+
+def _export(wrapper: torch.nn.Module, spec: ModelSpec) -> torch.export.ExportedProgram:
     tokens = torch.export.Dim("T", min=2, max=MAX_STEP_TOKENS)
     rows = torch.export.Dim("S", min=2, max=MAX_STEP_TOKENS)
     sizes = (_EXAMPLE_T, _EXAMPLE_T, _EXAMPLE_S)
@@ -183,29 +179,53 @@ def _export(model: torch.nn.Module, spec: ModelSpec) -> torch.export.ExportedPro
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            exported = torch.export.export(
-                wrapper,
-                examples,
-                dynamic_shapes=({0: tokens}, {0: tokens}, {0: rows}),
-                strict=False,
-                prefer_deferred_runtime_asserts_over_guards=True,
-            )
-            return _without_writes(exported)
+            shapes = ({0: tokens}, {0: tokens}, {0: rows})
+            return _without_writes(_exported(wrapper, examples, shapes))
     except Exception as error:
+        cause = _cause(error)
         raise TraceError(
-            f"{spec.architecture} could not be traced: {_first_line(error)} (at {_origin(error)})"
+            f"{spec.architecture} could not be traced: {_first_line(cause)} (at {_origin(cause)})"
         ) from error
+
+
+def _cause(error: BaseException) -> BaseException:
+    """girih's own refusal behind an error of the exporter, when there is one."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, GirihError):
+        found = found.__cause__ or found.__context__
+    return found or error
+
+
+def _exported(
+    wrapper: torch.nn.Module, examples: tuple[torch.Tensor, ...], shapes: tuple[Any, ...]
+) -> torch.export.ExportedProgram:
+    """Export with repeated layers stamped out, or in full when they turn out to differ."""
+
+    def export() -> torch.export.ExportedProgram:
+        return torch.export.export(
+            wrapper,
+            examples,
+            dynamic_shapes=shapes,
+            strict=False,
+            prefer_deferred_runtime_asserts_over_guards=True,
+        )
+
+    with LayerStamps(wrapper) as stamps:
+        exported = export()
+    signature = exported.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    try:
+        stamps.expand(exported.graph, names)
+    except StampError as difference:
+        log.info("%s: tracing every layer", difference)
+        exported = export()
+    return exported
 
 
 def _without_writes(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """Turn in-place writes into values: passes and pieces know data only along edges."""
-    writes = any(_writes(node) for node in exported.graph.nodes)
+    writes = any(writes(node) for node in exported.graph.nodes)
     return exported.run_decompositions({}) if writes else exported
-
-
-def _writes(node: fx.Node) -> bool:
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 def _origin(error: BaseException) -> str:
@@ -233,12 +253,14 @@ def _with_named_weights(
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     persistent = set(model.state_dict().keys())
     tied = dict(getattr(model, "all_tied_weights_keys", None) or {})
+    sources = _sources(model, spec)
     graph = exported.graph
     plan = WeightPlan()
     inputs = list(INPUT_NAMES)
     for node in [n for n in graph.nodes if n.op == "placeholder"]:
         if node.name in names:
-            _name_weight(node, names[node.name].removeprefix("model."), persistent, tied, plan)
+            name = names[node.name].removeprefix("model.")
+            _name_weight(node, tied.get(name, name), persistent, sources, plan)
         elif node.name in signature.user_inputs:
             node.meta["input"] = inputs.pop(0)
         elif not node.users:
@@ -257,15 +279,25 @@ def _with_named_weights(
 
 
 def _name_weight(
-    node: fx.Node, name: str, persistent: set[str], tied: dict[str, str], plan: WeightPlan
+    node: fx.Node, name: str, persistent: set[str], sources: dict[str, Source], plan: WeightPlan
 ) -> None:
     """Mark a placeholder as a weight; tied parameters share one entry."""
-    name = tied.get(name, name)
     value = node.meta["val"]
     dtype = str(value.dtype).removeprefix("torch.")
     form = PLAIN if name in persistent else CONSTANT
     node.meta["weight"] = name
-    plan.add(WeightEntry(name, form, tuple(value.shape), dtype, (name,)))
+    plan.add(WeightEntry(name, form, tuple(value.shape), dtype, (sources.get(name, name),)))
+
+
+def _sources(model: torch.nn.Module, spec: ModelSpec) -> dict[str, Source]:
+    """Where the checkpoint keeps each tensor of the model, tied ones under either name."""
+    with open_checkpoint(spec.files) as checkpoint:
+        sources = plan_sources(model, checkpoint, spec.dtype)
+    tied: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", None) or {})
+    for name, kept in tied.items():
+        if kept not in sources and name in sources:
+            sources[kept] = sources[name]
+    return sources
 
 
 def _constant_values(model: torch.nn.Module, weights: WeightPlan) -> dict[str, torch.Tensor]:
@@ -292,29 +324,3 @@ def _symbol_names(graph: fx.Graph) -> dict[str, str]:
             label = "S" if node.meta["input"] == "logits_index" else "T"
             names[str(size.node.expr)] = label
     return names
-
-
-def _check_captured(graph: fx.Graph, spec: ModelSpec) -> None:
-    """Refuse graphs that would compute something else than the model, silently."""
-    calls = [n for n in graph.nodes if n.target is torch.ops.girih.attention.default]
-    if not calls:
-        raise TraceError(
-            f"{spec.architecture} does not route its attention through transformers' attention "
-            "interface, so it cannot be paged; this architecture is not supported"
-        )
-    for node in graph.nodes:
-        if _writes(node):
-            raise TraceError(
-                f"{spec.architecture} writes to a tensor in place ({node.target} at "
-                f"{node_origin(node)}): unsupported"
-            )
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and _num_token_dims(value) > 1:
-            raise TraceError(
-                f"{spec.architecture} computes a tokens x tokens tensor outside attention "
-                f"({node.name} at {node_origin(node)}): unsupported"
-            )
-
-
-def _num_token_dims(value: torch.Tensor) -> int:
-    return sum(1 for size in value.shape if isinstance(size, torch.SymInt))

@@ -284,6 +284,7 @@ _DECIDING = (
     "graph/partition.py",
     "graph/program.py",
     "graph/text.py",
+    "graph/stamp.py",
     "graph/tile_file.py",
     "graph/trace.py",
     "graph/weight_plan.py",
