@@ -1,15 +1,17 @@
 """Runs plans on an executable: batch rows in, tokens out.
 
-    plan → PersistentBatch.prepare → Executable.run → sample → PersistentBatch.commit
+    plan → PersistentBatch.prepare → Executable.run → GrammarRows.constrain → sample
+         → GrammarRows.accept → PersistentBatch.commit
 
 Owns nothing of its own: rows belong to the batch, device memory to the executable, requests to the
-scheduler.
+scheduler, matchers to the grammar rows.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import msgspec
 import torch
@@ -18,7 +20,8 @@ from girih.graph.executable import Executable, StepInputs
 from girih.runtime.batch import PersistentBatch, StepBatch
 from girih.runtime.executor import ModelRunnerOutput, SchedulerOutput, StepTimes
 from girih.runtime.request import TokenLogprobs
-from girih.runtime.sampler import sample, score_tokens
+from girih.runtime.sampler import SamplerOutput, sample, score_tokens
+from girih.runtime.structured.rows import GrammarRows
 
 
 class CompiledModelRunner:
@@ -27,12 +30,16 @@ class CompiledModelRunner:
     Args:
         executable: the bound program.
         batch: the rows of running requests.
+        grammars: matchers of the requests whose output has a form.
         threads: compute threads.
     """
 
-    def __init__(self, executable: Executable, batch: PersistentBatch, threads: int) -> None:
+    def __init__(
+        self, executable: Executable, batch: PersistentBatch, grammars: GrammarRows, threads: int
+    ) -> None:
         self.executable = executable
         self.batch = batch
+        self.grammars = grammars
         self._threads = threads
         self._calling_thread: int | None = None
 
@@ -45,10 +52,24 @@ class CompiledModelRunner:
         prepared = time.perf_counter()
         logits = self.executable.run(_inputs(step))
         ran = time.perf_counter()
-        output = sample(logits[: step.num_samples], step.sampling)
+        output, errors = self._sample(plan, step, logits)
         result = self.batch.commit(step, output, _prompt_logprobs(step, logits))
         times = StepTimes(prepared - started, ran - prepared, time.perf_counter() - ran)
+        if errors:
+            result = _without(result, errors)
         return msgspec.structs.replace(result, times=times)
+
+    def _sample(
+        self, plan: SchedulerOutput, step: StepBatch, logits: torch.Tensor
+    ) -> tuple[SamplerOutput, dict[str, str]]:
+        """Choose tokens; also returns why some requests cannot keep the form of their output."""
+        grammars, sampling = self.grammars, step.sampling
+        grammars.update(plan)
+        constraint = grammars.constrain(step.sampled_ids)
+        if constraint is not None:
+            sampling = replace(sampling, grammar=constraint)
+        output = sample(logits[: step.num_samples], sampling)
+        return output, grammars.accept(step.sampled_ids, output.token_ids)
 
     def _set_threads(self) -> None:
         """OpenMP keeps the thread count per calling thread: set it where the steps run."""
@@ -56,6 +77,11 @@ class CompiledModelRunner:
         if thread != self._calling_thread:
             torch.set_num_threads(self._threads)
             self._calling_thread = thread
+
+
+def _without(result: ModelRunnerOutput, errors: dict[str, str]) -> ModelRunnerOutput:
+    sampled = {i: ids for i, ids in result.sampled_token_ids.items() if i not in errors}
+    return msgspec.structs.replace(result, sampled_token_ids=sampled, errors=errors)
 
 
 def _inputs(step: StepBatch) -> StepInputs:

@@ -1,7 +1,7 @@
 """Chooses the next token of every row, vectorised over the batch. The order is meaning:
 
-    raw logits ─▶ float32 ─▶ allowed tokens ─▶ bad words, min_tokens (banned) ─▶ logit bias
-      ─▶ penalties ─▶ greedy result ─▶ temperature ─▶ min_p ─▶ top-k, top-p ─▶ sample
+    raw logits ─▶ float32 ─▶ grammar ─▶ allowed tokens ─▶ bad words, min_tokens (banned)
+      ─▶ logit bias ─▶ penalties ─▶ greedy result ─▶ temperature ─▶ min_p ─▶ top-k, top-p ─▶ sample
       ─▶ where(temperature == 0, greedy, sampled);   logprobs are those of the raw logits
 
 Randomness is one number per row, a hash of (seed of the request, position in its sequence), taken
@@ -23,6 +23,7 @@ import torch
 
 from girih.runtime.request import TokenLogprobs
 from girih.runtime.sampling_filters import keep_top_k, keep_top_p
+from girih.runtime.sampling_mask import forbid, revive, unpack_mask
 
 _GROUP = 128  # vocabulary entries that are reduced together (argmax, cumulative sums)
 _LOGPROB_ROWS = 64  # rows turned into log-probabilities at once (bounds the memory)
@@ -59,6 +60,9 @@ class SamplingInputs:
         min_p: float32 [S], 0 off.
         top_k: int64 [S], the vocabulary size for off.
         top_p: float32 [S], 1 off.
+        grammar: row numbers int64 [G] and int32 [G, ceil(V / 32)], bit i of word j says whether
+            token 32 * j + i may be produced. It wins: what else forbids all that it allows is
+            ignored.
         allowed: row numbers int64 [A], and bool [A, V] of what each may produce.
         banned: rows and token ids, int64 [B] each.
         bias: rows, token ids (int64 [C] each) and float32 [C] values; pairs are distinct.
@@ -71,6 +75,7 @@ class SamplingInputs:
     min_p: torch.Tensor | None = None
     top_k: torch.Tensor | None = None
     top_p: torch.Tensor | None = None
+    grammar: tuple[torch.Tensor, torch.Tensor] | None = None
     allowed: tuple[torch.Tensor, torch.Tensor] | None = None
     banned: tuple[torch.Tensor, torch.Tensor] | None = None
     bias: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
@@ -80,7 +85,7 @@ class SamplingInputs:
     @property
     def changes_logits(self) -> bool:
         """Whether anything is done to the logits before the greedy result."""
-        fields = (self.allowed, self.banned, self.bias, self.penalties)
+        fields = (self.grammar, self.allowed, self.banned, self.bias, self.penalties)
         return any(field is not None for field in fields)
 
 
@@ -126,7 +131,7 @@ def sample(logits: torch.Tensor, inputs: SamplingInputs) -> SamplerOutput:
     work = logits
     if inputs.changes_logits:
         work = logits.to(torch.float32, copy=True)
-        _change_logits(work, inputs)
+        _change_logits(work, logits, inputs)
     token_ids = argmax(work)
     if inputs.temperature is not None:
         token_ids = _sample_random_rows(work, inputs, token_ids)
@@ -154,13 +159,25 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
     return start + logits.gather(1, window).argmax(dim=-1)
 
 
-def _change_logits(work: torch.Tensor, inputs: SamplingInputs) -> None:
-    """Apply everything up to the penalties to `work` [S, V] float32, in place."""
+def _apply_bans(work: torch.Tensor, inputs: SamplingInputs) -> None:
     if inputs.allowed is not None:
         rows, is_allowed = inputs.allowed
         work[rows] = work[rows].masked_fill(~is_allowed, -torch.inf)
     if inputs.banned is not None:
         work[inputs.banned] = -torch.inf
+
+
+def _change_logits(work: torch.Tensor, logits: torch.Tensor, inputs: SamplingInputs) -> None:
+    """Apply everything up to the penalties to `work` [S, V], a float32 copy, in place."""
+    if inputs.grammar is None:
+        _apply_bans(work, inputs)
+    else:
+        rows, words = inputs.grammar
+        fits_grammar = unpack_mask(words, work.shape[1])
+        forbid(work, rows, fits_grammar)
+        _apply_bans(work, inputs)
+        if inputs.allowed is not None or inputs.banned is not None:
+            revive(work, logits, rows, fits_grammar)
     if inputs.bias is not None:
         rows, token_ids, values = inputs.bias
         work[rows, token_ids] += values

@@ -74,9 +74,7 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
             raise self.error(f"the {self.kind} is empty; give one, or leave it out")
         size = len(self.text.encode("utf-8", "surrogatepass"))
         if size > MAX_BYTES:
-            raise self.error(
-                f"the {self.kind} has {size} bytes; at most {MAX_BYTES} are allowed"
-            )
+            raise self.error(f"the {self.kind} has {size} bytes; at most {MAX_BYTES} are allowed")
         if "\0" in self.text:
             raise self.error(f"the {self.kind} has a NUL character; remove it")
 

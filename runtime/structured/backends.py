@@ -1,0 +1,78 @@
+"""Which grammar library serves which request. Libraries are imported when first needed."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from girih.kernels.errors import RequestError
+from girih.runtime.structured.output import StructuredOutput
+
+if TYPE_CHECKING:
+    from girih.runtime.structured.backend import BackendModule
+
+ORDER = ("llguidance", "xgrammar")
+"""Libraries in the order "auto" asks them."""
+
+
+@functools.cache
+def is_installed(name: str) -> bool:
+    """Whether a grammar library can be imported."""
+    return importlib.util.find_spec(name) is not None
+
+
+def load(name: str) -> BackendModule:
+    """Import girih's module for a grammar library."""
+    module = importlib.import_module(f"girih.runtime.structured.{name}_backend")
+    return cast("BackendModule", module)
+
+
+def choose(structured: StructuredOutput) -> str:
+    """The library that serves a request.
+
+    Raises:
+        RequestError: none can; says why not.
+    """
+    if structured.backend != "auto":
+        if not is_installed(structured.backend):
+            raise structured.error(f"the backend {structured.backend!r} is not installed")
+        refused = load(structured.backend).why_not(structured)
+        if refused is not None:
+            raise structured.error(refused)
+        return structured.backend
+    reasons = []
+    for name in filter(is_installed, ORDER):
+        refused = load(name).why_not(structured)
+        if refused is None:
+            return name
+        reasons.append(refused)
+    raise structured.error("; ".join(reasons) or "no grammar library is installed")
+
+
+def check(structured: StructuredOutput) -> None:
+    """Ask the library whether it can serve a request (milliseconds; no vocabulary needed).
+
+    Raises:
+        RequestError: it cannot; says what is wrong and where.
+    """
+    fault = _fault(cache_key(structured))
+    if fault is not None:
+        raise RequestError(fault.replace("structured", structured.param, 1), structured.param)
+
+
+def cache_key(structured: StructuredOutput) -> StructuredOutput:
+    """The record without where it came from: equal keys mean equal grammars."""
+    return msgspec.structs.replace(structured, param="structured")
+
+
+@functools.lru_cache(maxsize=256)
+def _fault(structured: StructuredOutput) -> str | None:
+    try:
+        load(choose(structured)).check(structured)
+    except RequestError as error:
+        return str(error)
+    return None

@@ -1,0 +1,105 @@
+"""Grammars by llguidance."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
+
+from girih.runtime.structured.backend import Mask, Matcher
+from girih.runtime.structured.llguidance_grammar import (
+    LIMITS,
+    check,
+    grammar_text,
+    refuse,
+    why_not,
+)
+from girih.runtime.structured.output import StructuredOutput
+from girih.runtime.structured.vocabulary import Vocabulary
+
+__all__ = ["check", "make_backend", "why_not"]
+
+
+class _Words:
+    """A vocabulary in the terms of `TokenizerWrapper`."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.eos_token_ids[0]
+        self.special_token_ids = sorted(vocabulary.special_ids | {*vocabulary.eos_token_ids})
+        self.tokens = vocabulary.tokens
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: str) -> list[int]:
+        return self._encode(text)
+
+
+class LlguidanceMatcher:
+    """See `Matcher`."""
+
+    __slots__ = ("backend", "raw")
+
+    def __init__(self, backend: LlguidanceBackend, raw: LLMatcher) -> None:
+        self.backend = backend
+        self.raw = raw
+
+    @property
+    def is_stopped(self) -> bool:
+        """See `Matcher.is_stopped`; the form is complete and its end token came."""
+        return bool(self.raw.is_stopped()) and self.raw.stop_reason() == "EndOfSentence"
+
+    @property
+    def error(self) -> str:
+        """See `Matcher.error`."""
+        return str(self.raw.get_error())[:300]
+
+    def accept(self, token_id: int) -> bool:
+        """See `Matcher.accept`."""
+        return bool(self.raw.consume_token(token_id))
+
+
+class LlguidanceGrammar:
+    """See `Grammar`: a matcher that never moves; copies of it do."""
+
+    def __init__(self, backend: LlguidanceBackend, raw: LLMatcher) -> None:
+        self._backend = backend
+        self._raw = raw
+        self._lock = threading.Lock()
+
+    def matcher(self) -> LlguidanceMatcher:
+        """See `Grammar.matcher`."""
+        with self._lock:
+            return LlguidanceMatcher(self._backend, self._raw.deep_copy())
+
+
+class LlguidanceBackend:
+    """See `Backend`."""
+
+    def __init__(self, vocabulary: Vocabulary, num_threads: int) -> None:
+        self._tokenizer = LLTokenizer(
+            TokenizerWrapper(_Words(vocabulary)),
+            n_vocab=len(vocabulary.tokens),
+            eos_token=list(vocabulary.eos_token_ids),
+        )
+        self._executor = LLExecutor(num_threads=num_threads)
+
+    def compile(self, structured: StructuredOutput) -> LlguidanceGrammar:
+        """See `Backend.compile`."""
+        text = grammar_text(structured)
+        raw = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
+        if raw.is_error():
+            raise refuse(structured, raw.get_error())
+        return LlguidanceGrammar(self, raw)
+
+    def fill(self, matchers: Sequence[Matcher], rows: Sequence[int], mask: Mask) -> None:
+        """See `Backend.fill`."""
+        pairs = [(matcher.raw, row) for matcher, row in zip(matchers, rows, strict=True)]  # type: ignore[attr-defined]
+        num_rows, num_words = mask.shape
+        self._executor.unsafe_compute_mask_ptr(pairs, mask.ctypes.data, num_words * 4, num_rows)
+
+
+def make_backend(vocabulary: Vocabulary, num_threads: int) -> LlguidanceBackend:
+    """See `BackendModule.make_backend`."""
+    return LlguidanceBackend(vocabulary, num_threads)

@@ -1,0 +1,146 @@
+"""From the form of an output to a grammar of llguidance, and its complaints in plain words.
+
+Everything becomes one JSON list of named grammars; the first is the start. Lark text refers to the
+others as `@name`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits
+from llguidance.gbnf_to_lark import any_to_lark
+
+from girih.kernels.errors import RequestError
+from girih.runtime.structured.output import StructuredOutput, Thinking
+from girih.runtime.structured.schema import find_fault, prepare
+from girih.runtime.structured.tag_grammar import lark_escaped, tag_to_lark, why_no_lark
+
+# Longest run of white space between two JSON tokens: an endless one is a model gone astray.
+WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+LIMITS = LLParserLimits(verbose_errors=False)
+NO_TOKENIZER = "no tokenizer"
+
+
+def why_not(structured: StructuredOutput) -> str | None:
+    """See `BackendModule.why_not`."""
+    if structured.kind == "structural_tag":
+        return why_no_lark(json.loads(structured.text))
+    return None
+
+
+def check(structured: StructuredOutput) -> None:
+    """See `BackendModule.check`."""
+    refused = why_not(structured)
+    if refused is not None:
+        raise structured.error(refused)
+    fault = fault_of(grammar_text(structured))
+    if not fault:
+        return
+    if structured.kind in ("json_schema", "json_object"):
+        schema = _schema(structured)
+        place, fault = find_fault(schema, lambda part: fault_of(_schema_text(structured, part)))
+        raise structured.error(f"the schema cannot be used, at {place}: {_plain(fault)}")
+    if structured.kind == "regex":
+        raise structured.error(f"the regex cannot be used: {_plain_regex_fault(fault)}")
+    raise structured.error(f"the {structured.kind} cannot be used: {_plain(fault)}")
+
+
+def fault_of(grammar: str) -> str:
+    """What llguidance says about a grammar; empty when it takes it."""
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
+    # Control tokens are looked up when the grammar is compiled.
+    return str(messages[0]) if is_error and NO_TOKENIZER not in messages[0] else ""
+
+
+def grammar_text(structured: StructuredOutput) -> str:
+    """The grammar of a request.
+
+    Raises:
+        RequestError: EBNF that cannot be read.
+    """
+    answer = _answer_text(structured)
+    if structured.thinking is None:
+        return answer
+    grammars = json.loads(answer)["grammars"]
+    grammars[0]["name"] = "answer"
+    before = {"name": "thinking", "lark_grammar": thinking_lark(structured.thinking)}
+    return json.dumps({"grammars": [before, *grammars]})
+
+
+def thinking_lark(thinking: Thinking) -> str:
+    """Free text up to the end marker, then `@answer`; optional unless the prompt opened it."""
+    start, end = lark_marker(thinking.start, thinking.start_id), thinking.end
+    if thinking.end_id is not None:
+        rest = f"rest: THOUGHT? {lark_marker(end, thinking.end_id)}\nTHOUGHT: /(.|\\n)+/"
+    else:
+        rest = f"rest[lazy]: /(.|\\n)*{lark_escaped(end)}/"
+    opening = "rest" if thinking.is_open else f"({start} rest)?"
+    return f"start: {opening} SPACE? @answer\n{rest}\nSPACE: /[ \\n]{{1,8}}/\n"
+
+
+def lark_marker(text: str, token_id: int | None) -> str:
+    """A marker in Lark: a control token by its id, else its text."""
+    return f"<[{token_id}]>" if token_id is not None else json.dumps(text, ensure_ascii=False)
+
+
+def _answer_text(structured: StructuredOutput) -> str:
+    kind, text = structured.kind, structured.text
+    if kind in ("json_schema", "json_object"):
+        return _schema_text(structured, _schema(structured))
+    if kind == "regex":
+        return str(LLMatcher.grammar_from_regex(text))
+    if kind == "choice":
+        options = " | ".join(json.dumps(t, ensure_ascii=False) for t in json.loads(text))
+        return _of_lark(f"start: {options}")
+    if kind == "structural_tag":
+        return _of_lark(tag_to_lark(json.loads(text)))
+    return _of_lark(_as_lark(structured))
+
+
+def _of_lark(text: str) -> str:
+    return json.dumps({"grammars": [{"name": "lark", "lark_grammar": text}]})
+
+
+def _as_lark(structured: StructuredOutput) -> str:
+    if "::=" not in structured.text:
+        return structured.text
+    try:
+        return str(any_to_lark(structured.text))
+    except Exception as error:  # the library raises what it likes
+        raise structured.error(f"the grammar is not valid EBNF: {_plain(str(error))}") from error
+
+
+def _schema(structured: StructuredOutput) -> Any:
+    if structured.kind == "json_object":
+        return {"type": "object"}
+    return prepare(json.loads(structured.text), structured.is_closed)
+
+
+def _schema_text(structured: StructuredOutput, schema: Any) -> str:
+    options: dict[str, Any] = {"whitespace_pattern": WHITE_SPACE}
+    if structured.is_compact:
+        options = {"whitespace_flexible": False}
+    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
+
+
+def _plain(fault: str) -> str:
+    """One line of at most 300 characters."""
+    return " ".join(fault.split())[:300]
+
+
+def _plain_regex_fault(fault: str) -> str:
+    """The reason and the column of a regular expression's fault."""
+    lines = fault.splitlines()
+    reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    carets = [line for line in lines if line.strip() and not line.strip().strip("^")]
+    if not reasons or not carets:
+        return _plain(fault)
+    column = len(carets[0]) - len(carets[0].lstrip()) - 4
+    return f"{reasons[0]}, at character {max(column, 0) + 1}"
+
+
+def refuse(structured: StructuredOutput, fault: str) -> RequestError:
+    """The error for a grammar that could not be compiled."""
+    return structured.error(f"the {structured.kind} could not be compiled: {_plain(fault)}")

@@ -1,0 +1,134 @@
+"""JSON schemas before a grammar library sees them, and the place of what it does not like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+# Formats the grammar library enforces; any other is an annotation, as JSON Schema has it.
+FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+)
+IN_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+IN_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")  # items: a list in old drafts
+ALONE = (
+    "items",
+    "additionalProperties",
+    "additionalItems",
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "propertyNames",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
+# Beside these, "no other properties" would look at part of the object's properties only.
+JOINED = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties", "additionalProperties")
+MAX_TRIALS = 400
+
+
+def subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
+    """The schemas inside a schema, each with its JSON pointer from there."""
+    if isinstance(schema, dict):
+        yield from _in_maps(schema)
+        yield from _in_lists(schema)
+        yield from ((f"/{n}", schema[n]) for n in ALONE if isinstance(schema.get(n), dict | bool))
+
+
+def _in_maps(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name in IN_MAPS:
+        if isinstance(schema.get(name), dict):
+            for key, child in schema[name].items():
+                yield f"/{name}/{key.replace('~', '~0').replace('/', '~1')}", child
+
+
+def _in_lists(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name in IN_LISTS:
+        if isinstance(schema.get(name), list):
+            for index, child in enumerate(schema[name]):
+                yield f"/{name}/{index}", child
+
+
+def prepare(schema: Any, is_closed: bool) -> Any:
+    """Leave out unknown formats, and close objects where that is asked for (in place)."""
+    stack = [schema]
+    joined = _targets_in_all_of(schema) if is_closed else set()
+    while stack:
+        node = stack.pop()
+        if not isinstance(node, dict):
+            continue
+        if isinstance(node.get("format"), str) and node["format"] not in FORMATS:
+            del node["format"]
+        if is_closed and id(node) not in joined and _may_close(node):
+            node["additionalProperties"] = False
+        stack.extend(child for _, child in subschemas(node))
+    return schema
+
+
+def _may_close(node: dict[str, Any]) -> bool:
+    named = node.get("properties")
+    if not isinstance(named, dict) or any(name in node for name in JOINED):
+        return False
+    required = node.get("required", [])
+    return isinstance(required, list) and all(name in named for name in required)
+
+
+def _targets_in_all_of(schema: Any) -> set[int]:
+    """Ids of the schemas that are joined with others by allOf, in place or by reference."""
+    joined: set[int] = set()
+    stack = [(schema, False)]
+    while stack:
+        node, is_joined = stack.pop()
+        if not isinstance(node, dict) or (is_joined and id(node) in joined):
+            continue
+        if is_joined:
+            joined.add(id(node))
+            if isinstance(node.get("$ref"), str):
+                stack.append((resolve(schema, node["$ref"]), True))
+        for place, child in subschemas(node):
+            stack.append((child, place.startswith("/allOf/")))
+    return joined
+
+
+def resolve(schema: Any, reference: str) -> Any:
+    """The schema that a local reference (`#/...`) names, or None."""
+    if not reference.startswith("#"):
+        return None
+    node = schema
+    for step in reference[1:].strip("/").split("/"):
+        key = step.replace("~1", "/").replace("~0", "~")
+        if key and not (isinstance(node, dict) and key in node):
+            return None
+        node = node[key] if key else node
+    return node
+
+
+def find_fault(schema: Any, fault_of: Callable[[Any], str]) -> tuple[str, str]:
+    """Look for the smallest part that has the fault of the whole.
+
+    Args:
+        schema: has a fault.
+        fault_of: the fault of a schema; empty without one.
+
+    Returns:
+        Its JSON pointer and the fault.
+    """
+    message = fault_of(schema)
+    node, place, trials = schema, "", 0
+    definitions = {}
+    if isinstance(schema, dict):
+        definitions = {k: schema[k] for k in ("$defs", "definitions") if k in schema}
+    found = True
+    while found and trials < MAX_TRIALS:
+        found = False
+        for step, child in subschemas(node):
+            trials += 1
+            alone = {**definitions, **child} if isinstance(child, dict) else child
+            if child is not node and fault_of(alone) == message:
+                node, place, found = child, place + step, True
+                break
+            if trials >= MAX_TRIALS:
+                break
+    return place or "/", message

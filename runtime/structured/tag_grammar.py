@@ -1,0 +1,170 @@
+"""Structural tags as Lark: free text with constrained parts between tags.
+
+Takes the format {"format": {...}} and the older {"structures": [...], "triggers": [...]}.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+CONTENTS = ("json_schema", "const_string", "any_text", "regex", "grammar", "sequence", "or", "tag")
+TEXT = "TEXT: /(.|\\n)+/"
+
+
+def as_format(tag: dict[str, Any]) -> dict[str, Any] | None:
+    """The format of a structural tag, the older form rewritten; None when it has neither."""
+    if isinstance(tag.get("format"), dict):
+        return dict(tag["format"])
+    structures, triggers = tag.get("structures"), tag.get("triggers")
+    if not isinstance(structures, list) or not isinstance(triggers, list):
+        return None
+    tags = [
+        {
+            "type": "tag",
+            "begin": entry.get("begin"),
+            "content": {"type": "json_schema", "json_schema": entry.get("schema", {})},
+            "end": entry.get("end"),
+        }
+        for entry in structures
+        if isinstance(entry, dict)
+    ]
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
+
+
+def why_no_lark(tag: Any) -> str | None:
+    """Why a structural tag cannot be written as Lark; None when it can."""
+    found = as_format(tag) if isinstance(tag, dict) else None
+    if found is None:
+        return 'the structural tag needs "format", or "structures" and "triggers"'
+    return _why_not(found, "/format")
+
+
+def _why_not(node: Any, place: str) -> str | None:
+    if not isinstance(node, dict):
+        return f"the structural tag has no format at {place}"
+    kind = node.get("type")
+    if kind == "triggered_tags":
+        return _why_not_triggered(node, place)
+    if kind not in CONTENTS:
+        return f"the structural tag has the type {kind!r} at {place}, which is not known"
+    if kind in ("sequence", "or"):
+        return _first_fault(node.get("elements"), f"{place}/elements")
+    if kind == "tag":
+        if not isinstance(node.get("begin"), str) or not isinstance(node.get("end"), str):
+            return f"begin and end of the tag at {place} must be texts"
+        return _why_not(node.get("content"), f"{place}/content")
+    field = {"const_string": "value", "regex": "pattern", "grammar": "grammar"}.get(kind)
+    if field is not None and not (isinstance(node.get(field), str) and node[field]):
+        return f"the structural tag needs a text at {place}/{field}"
+    if kind == "json_schema" and node.get("style", "json") != "json":
+        return f"the structural tag has the style {node['style']!r} at {place}"
+    return None
+
+
+def _first_fault(nodes: Any, place: str) -> str | None:
+    if not isinstance(nodes, list) or not nodes:
+        return f"the structural tag needs a list at {place}"
+    faults = (_why_not(node, f"{place}/{index}") for index, node in enumerate(nodes))
+    return next((fault for fault in faults if fault is not None), None)
+
+
+def _why_not_triggered(node: dict[str, Any], place: str) -> str | None:
+    triggers = node.get("triggers")
+    if not isinstance(triggers, list) or not all(isinstance(t, str) and t for t in triggers):
+        return f"the structural tag needs texts at {place}/triggers"
+    fault = _first_fault(node.get("tags"), f"{place}/tags")
+    if fault is not None:
+        return fault
+    for index, tag in enumerate(node["tags"]):
+        if tag["type"] != "tag" or sum(tag["begin"].startswith(t) for t in triggers) != 1:
+            return f"the tag at {place}/tags/{index} must begin with one of the triggers"
+    return None
+
+
+def tag_to_lark(tag: dict[str, Any]) -> str:
+    """The Lark grammar of a structural tag that `why_no_lark` has nothing against."""
+    writer = _Writer()
+    found = as_format(tag)
+    assert found is not None
+    start = writer.rule(found)
+    return "\n".join([f"start: {start}", *writer.lines, TEXT]) + "\n"
+
+
+class _Writer:
+    """Collects rules; `rule` returns the expression that stands for a format."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def rule(self, node: dict[str, Any]) -> str:
+        """The expression of a format; every rule it needs is in `lines`."""
+        kind = node["type"]
+        if kind == "const_string":
+            return _quoted(node["value"])
+        if kind == "any_text":
+            return "TEXT?"
+        if kind == "regex":
+            return self._named(f"/{_unslashed(node['pattern'])}/", is_terminal=True)
+        if kind == "json_schema":
+            return self._named(f"%json {json.dumps(node['json_schema'])}")
+        if kind == "grammar":
+            return self._named(f"%lark {{\n{node['grammar']}\n}}")
+        if kind == "sequence":
+            return self._named(" ".join(self.rule(part) for part in node["elements"]))
+        if kind == "or":
+            return self._named(" | ".join(self.rule(part) for part in node["elements"]))
+        if kind == "tag":
+            return self._tag(node, _quoted(node["begin"]))
+        return self._triggered(node)
+
+    def _tag(self, node: dict[str, Any], begin: str) -> str:
+        content = node["content"]
+        if content["type"] == "any_text" and node["end"]:
+            rest = self._lazy(node["end"])
+            return self._named(f"{begin} {rest}")
+        return self._named(f"{begin} {self.rule(content)} {_quoted(node['end'])}")
+
+    def _triggered(self, node: dict[str, Any]) -> str:
+        calls = []
+        for trigger in node["triggers"]:
+            tags = [
+                self._tag(tag, _quoted(tag["begin"].removeprefix(trigger)))
+                for tag in node["tags"]
+                if tag["begin"].startswith(trigger)
+            ]
+            if tags:
+                calls.append(f"{self._lazy(trigger)} ({' | '.join(tags)})")
+        one = self._named(" | ".join(calls))
+        many = one if node.get("stop_after_first") else f"{one}*"
+        if node.get("at_least_one"):
+            many = one if node.get("stop_after_first") else f"{one}+"
+        elif node.get("stop_after_first"):
+            many = f"{one}?"
+        return self._named(many if node.get("stop_after_first") else f"{many} TEXT?")
+
+    def _lazy(self, end: str) -> str:
+        """Any text up to and including the first `end`."""
+        name = f"u{len(self.lines)}"
+        self.lines.append(f"{name}[lazy]: /(.|\\n)*{lark_escaped(end)}/")
+        return name
+
+    def _named(self, expression: str, is_terminal: bool = False) -> str:
+        name = f"{'T' if is_terminal else 'r'}{len(self.lines)}"
+        self.lines.append(f"{name}: {expression}")
+        return name
+
+
+def lark_escaped(text: str) -> str:
+    """Text for use inside a Lark regular expression."""
+    return re.sub(r"([^\w\s<>=\"'`@#%&,:;!~-])", r"\\\1", text).replace("\n", "\\n")
+
+
+def _quoted(text: str) -> str:
+    """A text in Lark; an empty one is left out."""
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def _unslashed(pattern: str) -> str:
+    return re.sub(r"(?<!\\)/", r"\\/", pattern)

@@ -1,0 +1,146 @@
+"""Grammars by xgrammar (an extra: the library brings torch and transformers along)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import xgrammar
+
+from girih.runtime.structured.backend import Mask, Matcher
+from girih.runtime.structured.output import StructuredOutput
+from girih.runtime.structured.schema import prepare
+from girih.runtime.structured.tag_grammar import as_format
+from girih.runtime.structured.vocabulary import Vocabulary
+
+
+def why_not(structured: StructuredOutput) -> str | None:
+    """See `BackendModule.why_not`."""
+    thinking = structured.thinking
+    if thinking is not None and thinking.end_id is not None:
+        return "xgrammar cannot follow thinking that ends with a control token"
+    if structured.is_compact:
+        return "xgrammar cannot leave out white space; choose llguidance"
+    return None
+
+
+def check(structured: StructuredOutput) -> None:
+    """See `BackendModule.check`."""
+    tag = json.dumps(_tag_of(structured))
+    _asked(structured, lambda: xgrammar.Grammar.from_structural_tag(tag))
+
+
+class XgrammarMatcher:
+    """See `Matcher`."""
+
+    __slots__ = ("backend", "error", "raw")
+
+    def __init__(self, backend: XgrammarBackend, grammar: Any) -> None:
+        self.backend = backend
+        self.raw = xgrammar.GrammarMatcher(grammar)
+        self.error = ""
+
+    @property
+    def is_stopped(self) -> bool:
+        """See `Matcher.is_stopped`."""
+        return bool(self.raw.is_terminated())
+
+    def accept(self, token_id: int) -> bool:
+        """See `Matcher.accept`."""
+        if self.raw.accept_token(token_id):
+            return True
+        self.error = f"token {token_id} does not satisfy the grammar"
+        return False
+
+
+class XgrammarGrammar:
+    """See `Grammar`."""
+
+    def __init__(self, backend: XgrammarBackend, compiled: Any) -> None:
+        self._backend = backend
+        self._compiled = compiled
+
+    def matcher(self) -> XgrammarMatcher:
+        """See `Grammar.matcher`."""
+        return XgrammarMatcher(self._backend, self._compiled)
+
+
+class XgrammarBackend:
+    """See `Backend`."""
+
+    def __init__(self, vocabulary: Vocabulary, num_threads: int) -> None:
+        # A token without bytes is never allowed, which is right for control tokens.
+        no_text = vocabulary.special_ids | {*vocabulary.eos_token_ids}
+        words = [b"" if i in no_text else word for i, word in enumerate(vocabulary.tokens)]
+        info = xgrammar.TokenizerInfo(
+            words,
+            xgrammar.VocabType.RAW,
+            vocab_size=len(words),
+            stop_token_ids=list(vocabulary.eos_token_ids),
+        )
+        # girih's own cache holds the grammars.
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        self._batch = xgrammar.BatchGrammarMatcher(max_threads=num_threads)
+
+    def compile(self, structured: StructuredOutput) -> XgrammarGrammar:
+        """See `Backend.compile`."""
+        tag = json.dumps(_tag_of(structured))
+        compiled = _asked(structured, lambda: self._compiler.compile_structural_tag(tag))
+        return XgrammarGrammar(self, compiled)
+
+    def fill(self, matchers: Sequence[Matcher], rows: Sequence[int], mask: Mask) -> None:
+        """See `Backend.fill`."""
+        raw = [matcher.raw for matcher in matchers]  # type: ignore[attr-defined]
+        self._batch.batch_fill_next_token_bitmask(raw, mask, list(rows))
+
+
+def make_backend(vocabulary: Vocabulary, num_threads: int) -> XgrammarBackend:
+    """See `BackendModule.make_backend`."""
+    return XgrammarBackend(vocabulary, num_threads)
+
+
+def _tag_of(structured: StructuredOutput) -> dict[str, Any]:
+    """Every kind as one structural tag, which is xgrammar's most general form."""
+    form = _format_of(structured)
+    thinking = structured.thinking
+    if thinking is not None:
+        text = {"type": "any_text"}
+        begin = "" if thinking.is_open else thinking.start
+        before = {"type": "tag", "begin": begin, "content": text, "end": thinking.end}
+        with_thinking = {"type": "sequence", "elements": [before, form]}
+        form = with_thinking
+        if not thinking.is_open:
+            form = {"type": "or", "elements": [with_thinking, _format_of(structured)]}
+    return {"type": "structural_tag", "format": form}
+
+
+def _format_of(structured: StructuredOutput) -> dict[str, Any]:
+    kind, text = structured.kind, structured.text
+    if kind == "json_object":
+        return {"type": "json_schema", "json_schema": {"type": "object"}}
+    if kind == "json_schema":
+        schema = prepare(json.loads(text), structured.is_closed)
+        return {"type": "json_schema", "json_schema": schema}
+    if kind == "regex":
+        return {"type": "regex", "pattern": text}
+    if kind == "choice":
+        options = [{"type": "const_string", "value": option} for option in json.loads(text)]
+        return {"type": "or", "elements": options}
+    if kind == "grammar":
+        syntax = "ebnf" if "::=" in text else "lark"
+        return {"type": "grammar", "grammar": text, "syntax": syntax}
+    found = as_format(json.loads(text))
+    if found is None:
+        raise structured.error('it needs "format", or "structures" and "triggers"')
+    return found
+
+
+def _asked(structured: StructuredOutput, work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except (RuntimeError, ValueError) as error:
+        # "[time] file:line: what is wrong" shows where in the library it was noticed
+        text = " ".join(str(error).split())
+        text = text.rpartition("error: ")[2] if "error: " in text else text.split(": ", 1)[-1]
+        raise structured.error(f"the {structured.kind} cannot be used: {text[:300]}") from error
