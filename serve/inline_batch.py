@@ -12,6 +12,7 @@ from girih.kernels.errors import EngineError
 from girih.runtime.engine import EngineCore
 from girih.runtime.request import EngineOutput, EngineRequest
 from girih.runtime.sampling_params import SamplingParams
+from girih.runtime.structured.backends import check as check_structured
 from girih.serve.output_processor import Delta, OutputProcessor
 from girih.serve.outputs import CompletionOutput, RequestOutput
 from girih.serve.prompts import Prompt, read_prompt, split_n
@@ -146,6 +147,8 @@ class InlineBatch:
         text, token_ids = read_prompt(prompt, self._tokenizer, handle.vocab_size)
         check_room(len(token_ids), params.max_tokens, handle.max_model_len)
         params.check_vocabulary(handle.vocab_size)
+        if params.structured is not None:
+            check_structured(params.structured)
         output = RequestOutput(request_id, text, token_ids, [])
         for index, single in enumerate(split_n(params)):
             completion = CompletionOutput(index)

@@ -67,7 +67,7 @@ class SamplingBody(Body):
     """Fields that chat and text completions share."""
 
     not_supported: ClassVar[tuple[str, ...]] = (
-        "structured_outputs",
+        "guided_whitespace_pattern",
         "use_beam_search",
         "length_penalty",
         "logprob_token_ids",
@@ -116,9 +116,23 @@ class SamplingBody(Body):
     )
     priority: Integer | None = described("Lower is served first (policy priority only).")
     request_id: str | None = described("Id of the answer; the header x-request-id wins.")
-    response_format: dict[str, Any] | None = described("Shape of the output.")
+    response_format: dict[str, Any] | None = described(
+        "Form of the output: text, json_object, json_schema or structural_tag.",
+        examples=[{"type": "json_object"}],
+    )
+    structured_outputs: dict[str, Any] | None = described(
+        "Form of the output: one of json, regex, choice, grammar, json_object, structural_tag.",
+        examples=[{"choice": ["yes", "no"]}],
+    )
+    guided_json: dict[str, Any] | bool | str | None = described("Same as structured_outputs.json.")
+    guided_regex: str | None = described("Same as structured_outputs.regex.")
+    guided_choice: list[str] | None = described("Same as structured_outputs.choice.")
+    guided_grammar: str | None = described("Same as structured_outputs.grammar.")
+    structural_tag: dict[str, Any] | str | None = described(
+        "Same as structured_outputs.structural_tag."
+    )
 
-    structured_outputs: Any = None
+    guided_whitespace_pattern: Any = None
     use_beam_search: Any = None
     length_penalty: Any = None
     logprob_token_ids: Any = None

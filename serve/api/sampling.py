@@ -7,6 +7,7 @@ from typing import Any
 from girih.kernels.errors import RequestError
 from girih.runtime.sampling_params import SamplingParams
 from girih.serve.api.protocol import ChatCompletionRequest, CompletionRequest, SamplingBody
+from girih.serve.api.structured import structured_output
 from girih.serve.config import ServeConfig
 from girih.serve.tokenizer import Tokenizer
 
@@ -49,6 +50,7 @@ def sampling_fields(
         fields["logit_bias"] = _logit_bias(body.logit_bias)
     if body.bad_words:
         fields["bad_words"] = _bad_words(body.bad_words, tokenizer)
+    fields["structured"] = structured_output(body)
     return fields
 
 
@@ -108,13 +110,6 @@ def _refuse_unsupported(body: SamplingBody) -> None:
         value = getattr(body, name)
         if value not in (None, False) and not (name == "length_penalty" and value == 1.0):
             raise RequestError(f"{name} is not supported by this server; leave it out", param=name)
-    response_format = body.response_format
-    if response_format is not None and response_format.get("type") != "text":
-        raise RequestError(
-            f"response_format.type is {response_format.get('type')!r}; this server supports "
-            "'text' only",
-            param="response_format",
-        )
     if isinstance(body, ChatCompletionRequest):
         if body.tool_choice not in (None, "none", "auto"):
             raise RequestError(

@@ -12,6 +12,7 @@ from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from girih.runtime.request import EngineRequest
+from girih.runtime.structured.backends import check as check_structured
 from girih.serve.api.errors import ApiError
 from girih.serve.async_engine import AsyncEngine, RequestStream
 from girih.serve.output_processor import Delta
@@ -32,6 +33,9 @@ async def submit_all(engine: AsyncEngine, requests: Sequence[EngineRequest]) -> 
     Raises:
         GirihError: the first refusal.
     """
+    forms = {r.sampling.structured for r in requests if r.sampling.structured is not None}
+    for form in forms:  # a large schema takes a while to read
+        await asyncio.to_thread(check_structured, form)
     results = await asyncio.gather(
         *(engine.submit(request) for request in requests), return_exceptions=True
     )

@@ -43,7 +43,7 @@ BAD_BODIES = [
     ("completions", {**TEXT, "prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
     (
         "completions",
-        {**TEXT, "response_format": {"type": "json_object"}},
+        {**TEXT, "response_format": {"type": "yaml"}},
         "response_format",
         "text",
     ),
