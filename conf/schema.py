@@ -12,6 +12,7 @@ import typing
 from functools import cache, partial
 from typing import Any
 
+from girih.conf.tool_keys import PassesBisectKeys, PassesDiffKeys, PassesRunKeys
 from girih.passes.options import OptConfig
 from girih.runtime.config import (
     CacheConfig,
@@ -92,6 +93,10 @@ VERBS: dict[str, VerbSchema] = {
     "bench offline": VerbSchema((*ENGINE_SECTIONS, "bench")),
     "bench serve": VerbSchema(("endpoint", "dataset", "load", "slo", "report")),
     "explain": VerbSchema(ENGINE_SECTIONS),
+    "passes list": VerbSchema(("opt",)),
+    "passes run": VerbSchema(ENGINE_SECTIONS, PassesRunKeys),
+    "passes diff": VerbSchema(ENGINE_SECTIONS, PassesDiffKeys),
+    "passes bisect": VerbSchema(ENGINE_SECTIONS, PassesBisectKeys),
 }
 
 ALIASES: dict[str, str] = {

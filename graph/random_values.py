@@ -88,8 +88,8 @@ def relative_rmse(found: torch.Tensor, expected: torch.Tensor) -> float:
     if not torch.equal(a.isfinite(), b.isfinite()):
         return math.inf
     finite = b.isfinite()
-    difference = (a - b)[finite].square().mean().sqrt().item()
-    scale = b[finite].square().mean().sqrt().item()
+    difference = float((a - b)[finite].square().mean().sqrt())
+    scale = float(b[finite].square().mean().sqrt())
     return difference / scale if scale else difference
 
 

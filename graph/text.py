@@ -47,7 +47,7 @@ class SymbolNames:
         return self._texts[expression]
 
     def tensor_text(self, value: torch.Tensor) -> str:
-        """Type text of a tensor; graphs hold few distinct layouts, and symbolic strides are slow."""
+        """Type text of a tensor, remembered: layouts are few, and symbolic strides are slow."""
         key = tensor_layout(value)
         if key not in self._texts:
             shape = ", ".join(self.text(s) for s in value.shape)

@@ -31,7 +31,8 @@ class GraphState:
 
     def changed(self, graph: fx.Graph) -> list[fx.Node]:
         """Nodes that are new, have other operands, or read a node whose value became another."""
-        result, values = [], set()
+        result: list[fx.Node] = []
+        values: set[fx.Node] = set()
         for node in graph.nodes:
             before = self._nodes.get(node)
             same_call = before is not None and _same(before[:3], _facts(node)[:3])
@@ -61,9 +62,9 @@ def check_values(name: str, changed: list[fx.Node]) -> None:
             continue
         recorded, found = node.meta.get("val"), infer_value(node)
         if _type(recorded) != _type(found):
-            symbols = SymbolNames()
+            symbols, place = SymbolNames(), node_origin(node).strip()
             raise PassError(
-                f"pass {name} left a wrong shape on {node.name} ({node_origin(node).strip()}): it says "
+                f"pass {name} left a wrong shape on {node.name} ({place}): it says "
                 f"{value_text(recorded, symbols)}, {node.target} gives "
                 f"{value_text(found, symbols)}"
             )

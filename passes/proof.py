@@ -7,7 +7,7 @@ the rounding of the layers above it, and the first node that differs is the rewr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import fx
@@ -20,6 +20,7 @@ from girih.graph.weights import load_weights
 from girih.kernels.errors import PassError
 
 if TYPE_CHECKING:
+    from girih.graph.checkpoint import Checkpoint
     from girih.passes.runner import Graphed
 
 
@@ -34,7 +35,7 @@ class GraphProof:
 
     def __init__(self, source: Graphed, graph: fx.Graph, isa: str) -> None:
         self._graph, self._isa = graph, isa
-        self._checkpoint = RandomCheckpoint(source.weights)
+        self._checkpoint = cast("Checkpoint", RandomCheckpoint(source.weights))
         self._constants = _constants(source)
         self._values: dict[fx.Node, Any] = {}
         self._values.update(random_step(graph, source.symbols))

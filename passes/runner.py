@@ -158,11 +158,11 @@ class _Run:
         text = self._canonical_text()
         check_count(record.name, record.rewrites, text != self._text)
         self._text = text
-        weights = self.context.weights
-        proves = self._proof is not None and record.rewrites > 0
-        error = self._proof.check(record.name, changed, weights) if proves else None
+        difference = None
+        if self._proof and record.rewrites:
+            difference = self._proof.check(record.name, changed, self.context.weights)
         milliseconds = (time.perf_counter() - started) * 1e3
-        return dataclasses.replace(record, check_milliseconds=milliseconds, error=error)
+        return dataclasses.replace(record, check_milliseconds=milliseconds, error=difference)
 
     def _refuse_missed(self, record: PassRecord) -> None:
         if self.opt.strict and record.missed:

@@ -22,7 +22,7 @@ def overview() -> str:
         "",
         "usage: girih VERB [key=value ...] [flags]",
         "",
-        *(f"  {verb.name:<13} {verb.summary}" for verb in VERBS.values()),
+        *(f"  {verb.name:<14} {verb.summary}" for verb in VERBS.values()),
         "",
         "Try:",
         '  girih generate prompt="The capital of France is"',

@@ -102,5 +102,34 @@ VERBS = {
             "show the stages: program map, tiles, passes, key",
             ("girih explain model=smollm2 opt=O2",),
         ),
+        Verb(
+            "passes list",
+            "the compiler passes in order, and the levels that run them",
+            ("girih passes list opt=O1",),
+        ),
+        Verb(
+            "passes run",
+            "lower a model or a dumped graph and print what each pass did",
+            (
+                "girih passes run model=smollm2 opt.dump=DIR opt.verify=true",
+                "girih passes run graph=DIR/001_canonicalize.json opt.stop_after=gather_last_rows",
+            ),
+        ),
+        Verb(
+            "passes diff",
+            "what differs between two dumped graphs, or between two levels",
+            (
+                "girih passes diff before=DIR/001_canonicalize.json after=DIR/004_pack_linears.json",
+                "girih passes diff model=DIR before=O1 after=O2",
+            ),
+        ),
+        Verb(
+            "passes bisect",
+            "find the pass after which a check fails",
+            (
+                "girih passes bisect model=DIR",
+                "girih passes bisect check='girih generate {opt} prompt=Hi | grep -q Hello'",
+            ),
+        ),
     )
 }

@@ -1,0 +1,55 @@
+"""Top-level keys of the verbs that look into the compiler: passes, cache."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class PassesRunKeys:
+    """Top-level keys of `girih passes run`.
+
+    Attributes:
+        graph: a dumped NNN_PASS.json to start from; null traces the model.
+        text: true prints the graph after the last pass.
+    """
+
+    graph: str | None = None
+    text: bool = False
+
+
+@dataclasses.dataclass
+class PassesDiffKeys:
+    """Top-level keys of `girih passes diff`.
+
+    Attributes:
+        before: a dumped NNN_PASS.json, or a level such as O1.
+        after: another one of the same kind.
+    """
+
+    before: str | None = None
+    after: str | None = None
+
+
+@dataclasses.dataclass
+class PassesBisectKeys:
+    """Top-level keys of `girih passes bisect`.
+
+    Attributes:
+        check: a shell command with {opt} in it that succeeds while the result is good; null takes
+            the build proof.
+    """
+
+    check: str | None = None
+
+
+@dataclasses.dataclass
+class CachePruneKeys:
+    """Top-level keys of `girih cache prune`.
+
+    Attributes:
+        max_gib: bundles used longest ago go until the rest fits; null takes compile.cache_gib's
+            default; 0 removes all.
+    """
+
+    max_gib: float | None = None

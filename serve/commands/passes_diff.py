@@ -1,0 +1,36 @@
+"""`girih passes diff`: what differs between two dumped graphs, or between two levels of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from girih.conf.compose import compose_config, to_engine_config
+from girih.conf.files import load_opt_level
+from girih.kernels.errors import ConfigError
+from girih.serve.commands import Options
+from girih.serve.progress import ProgressDisplay
+
+
+def run(words: list[str], options: Options) -> int:
+    """Print the difference; exit code 0 when there is none, else 1 (as diff does)."""
+    config = compose_config("passes diff", words)
+    before, after = config["before"], config["after"]
+    if not before or not after:
+        raise ConfigError(
+            "name both sides: before=FILE.json after=FILE.json, or before=O1 after=O2"
+        )
+    from girih.graph.graph_file import read_graph
+    from girih.passes.dump import text_diff
+    from girih.runtime import compiler_tools
+
+    if Path(before).suffix == ".json":
+        old, new = (compiler_tools.named_text(read_graph(Path(p))) for p in (before, after))
+    else:
+        engine = to_engine_config(config)
+        levels = [dataclasses.replace(engine, opt=load_opt_level(n)) for n in (before, after)]
+        with ProgressDisplay(options.quiet) as progress:
+            old, new = compiler_tools.named_texts(levels, progress)
+    difference = text_diff(old, new, before, after)
+    print(difference, end="")
+    return 1 if difference else 0
