@@ -8,8 +8,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from fastapi import FastAPI
 
 from girih import __version__
-from girih.serve.api import chat, completions, info
+from girih.serve.api import chat, completions, generate, info
 from girih.serve.api.errors import install_error_handlers
+from girih.serve.api.messages import routes as messages
 from girih.serve.api.middleware import AccessLog, Guard, RequestIds
 from girih.serve.api.responses import routes as responses
 from girih.serve.api.state import ServerState
@@ -38,7 +39,7 @@ def create_app(state: ServerState, lifespan: Lifespan | None = None) -> FastAPI:
     )
     app.state.server = state
     install_error_handlers(app)
-    for module in (chat, completions, responses, info):
+    for module in (chat, completions, responses, messages, generate, info):
         app.include_router(module.router)
     # The one added last is outermost.
     app.add_middleware(Guard, config=state.config)

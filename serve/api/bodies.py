@@ -11,6 +11,7 @@ import json
 import logging
 from typing import Annotated, Any, Never, TypeVar
 
+import msgspec
 from fastapi import Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -85,7 +86,7 @@ def make_body(kind: type[BodyType], fields: dict[str, Any]) -> BodyType:
         ApiError: 400, a field of the wrong type.
     """
     try:
-        return kind.model_validate(fields)
+        return kind.model_validate_json(msgspec.json.encode(fields), strict=True)
     except ValidationError as error:
         raise _as_api_error(error) from error
 

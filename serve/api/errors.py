@@ -1,4 +1,4 @@
-"""One error shape for every route: {"error": {"message", "type", "param", "code"}}."""
+"""One error shape for every route: {"error": {"message", "type", "param", "code"}, "type"}."""
 
 from __future__ import annotations
 
@@ -51,15 +51,16 @@ class ApiError(Exception):
         self.retry_after = retry_after
 
     def body(self) -> dict[str, Any]:
-        """Return the JSON body."""
+        """Return the JSON body; `type` at the top is what Anthropic's clients look for."""
         kind = TYPES.get(self.status, "invalid_request_error")
         return {
+            "type": "error",
             "error": {
                 "message": self.message,
                 "type": kind,
                 "param": self.param,
                 "code": self.code or self.status,
-            }
+            },
         }
 
     def response(self) -> Response:

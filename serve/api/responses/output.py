@@ -67,7 +67,12 @@ class OutputBuilder:
             return
         yield from self._close("completed")
         self._open = kind
-        part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        part: dict[str, Any] = {
+            "type": "output_text",
+            "text": "",
+            "annotations": [],
+            "logprobs": [],
+        }
         if call is not None:
             item: dict[str, Any] = {
                 "id": new_id("fc"),

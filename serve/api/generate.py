@@ -1,0 +1,188 @@
+"""POST /inference/v1/generate: token ids in, token ids out, no text in between."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from girih.kernels.errors import RequestError
+from girih.serve.api.bodies import Body, Integer, ignored_header, make_body, read_body
+from girih.serve.api.completion_plan import plan_completion
+from girih.serve.api.errors import as_api_error, json_response
+from girih.serve.api.generation import Plan, Usage
+from girih.serve.api.logprobs import LogprobsFormatter
+from girih.serve.api.protocol import CompletionRequest, StreamOptions, described
+from girih.serve.api.state import Served, ServerState
+from girih.serve.api.streaming import (
+    DONE,
+    KEEP_ALIVE,
+    EventStream,
+    collect,
+    event,
+    interleave,
+    raise_if_failed,
+    run_until_disconnect,
+    submit_all,
+)
+from girih.serve.async_engine import RequestStream
+from girih.serve.output_processor import Delta
+
+router = APIRouter()
+
+SAMPLING = frozenset(
+    {
+        "n",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "seed",
+        "stop_token_ids",
+        "ignore_eos",
+        "min_tokens",
+        "max_tokens",
+        "logit_bias",
+        "allowed_token_ids",
+        "logprobs",
+        "prompt_logprobs",
+    }
+)
+"""Entries of `sampling_params`, with the meaning they have in /v1/completions."""
+TEXT_ONLY = ("stop", "include_stop_str_in_output", "bad_words", "skip_special_tokens")
+
+
+class GenerateRequest(Body):
+    """Body of /inference/v1/generate."""
+
+    model: str | None = described("The served model; it may be left out.")
+    token_ids: list[Integer] = Field(
+        description="The prompt.", json_schema_extra={"minItems": 1}, examples=[[1, 2, 3]]
+    )
+    sampling_params: dict[str, Any] | None = described(
+        f"Any of {', '.join(sorted(SAMPLING))}.",
+        properties={
+            name: CompletionRequest.model_json_schema()["properties"][name]
+            for name in sorted(SAMPLING)
+        },
+        examples=[{"max_tokens": 4, "temperature": 0}],
+    )
+    stream: bool | None = described("Send the answer as server-sent events.")
+    stream_options: StreamOptions | None = described("What a stream also carries.")
+    stream_interval: Integer | None = described("Fewest tokens per chunk.", minimum=1)
+    priority: Integer | None = described("Lower is served first (policy priority only).")
+    cache_salt: str | None = described("Prefixes are shared only with equal salts.", minLength=1)
+    request_id: str | None = described("Id of the answer; the header x-request-id wins.")
+
+    def ignored_fields(self) -> list[str]:
+        """Names of what has no effect here."""
+        unknown = set(self.sampling_params or {}) - SAMPLING
+        return sorted([*super().ignored_fields(), *(f"sampling_params.{n}" for n in unknown)])
+
+
+@router.post("/inference/v1/generate")
+async def generate(request: Request) -> Response:
+    """Continue token ids, streamed or whole."""
+    state: ServerState = request.app.state.server
+    state.require(None)
+    body = await read_body(request, GenerateRequest)
+    served = state.require(body.model)
+    try:
+        _, plan = plan_completion(request, _as_completion(body), served, state)
+    except RequestError as error:
+        param = "token_ids" if error.param == "prompt" else error.param
+        raise RequestError(str(error), param) from error
+    streams = await submit_all(served.engine, plan.requests)
+    writer = _GenerateWriter(body, served, plan)
+    if body.stream:
+        chunks = writer.chunks(streams, state.config.keep_alive_seconds)
+        return EventStream(chunks, streams, ignored_header(body))
+    deltas = await run_until_disconnect(request, collect(streams))
+    if deltas is None:
+        return Response(status_code=499)
+    return json_response(writer.whole(deltas), headers=ignored_header(body))
+
+
+def _as_completion(body: GenerateRequest) -> CompletionRequest:
+    sampling = body.sampling_params or {}
+    for name in TEXT_ONLY:
+        if sampling.get(name) not in (None, [], False):
+            raise RequestError(
+                f"sampling_params.{name} works on text, which this route does not make; use "
+                "stop_token_ids, or /v1/completions",
+                param="sampling_params",
+            )
+    fields = {name: value for name, value in sampling.items() if name in SAMPLING}
+    for name in ("stream", "stream_options", "stream_interval", "priority", "cache_salt"):
+        if (value := getattr(body, name)) is not None:
+            fields[name] = value.model_dump() if name == "stream_options" else value
+    fields |= {"prompt": [body.token_ids], "request_id": body.request_id}
+    return make_body(CompletionRequest, fields)
+
+
+class _GenerateWriter:
+    """Writes the answer to one request in both forms."""
+
+    def __init__(self, body: GenerateRequest, served: Served, plan: Plan) -> None:
+        self._body = body
+        self._plan = plan
+        params = plan.params[0]
+        self._head = {
+            "request_id": plan.response_id.removeprefix("cmpl-"),
+            "object": "token_completion",
+            "created": plan.created,
+            "model": served.name,
+        }
+        self._logprobs = LogprobsFormatter(served.tokenizer, True, params.logprobs or 0)
+        self._prompt_logprobs = LogprobsFormatter(
+            served.tokenizer, True, params.prompt_logprobs or 0
+        )
+        self._usage = Usage(len(plan.prompts[0]))
+
+    def whole(self, deltas: Sequence[Delta]) -> dict[str, Any]:
+        """Return the body of an answer that is not streamed."""
+        choices = [self._choice(index, delta) for index, delta in enumerate(deltas)]
+        body = {**self._head, "choices": choices, "usage": self._usage.body()}
+        records = deltas[0].prompt_logprobs
+        if records is not None:
+            body["prompt_logprobs"] = self._prompt_logprobs.prompt(records)
+        return body
+
+    async def chunks(
+        self, streams: Sequence[RequestStream], keep_alive_seconds: float
+    ) -> AsyncIterator[bytes]:
+        """Yield the events of a streamed answer."""
+        options = self._body.stream_options
+        with_usage = options is not None and options.include_usage
+        running = options is not None and with_usage and options.continuous_usage_stats
+        try:
+            interval = self._body.stream_interval or 1
+            async for item in interleave(streams, keep_alive_seconds, interval):
+                if item is None:
+                    yield KEEP_ALIVE
+                    continue
+                index, delta = item
+                raise_if_failed(delta)
+                chunk = {**self._head, "choices": [self._choice(index, delta)]}
+                yield event({**chunk, "usage": self._usage.body()} if running else chunk)
+            if with_usage:
+                yield event({**self._head, "choices": [], "usage": self._usage.body()})
+        except Exception as error:  # the status line is sent: tell it in the stream
+            yield event(as_api_error(error).body())
+        yield DONE
+
+    def _choice(self, index: int, delta: Delta) -> dict[str, Any]:
+        self._usage.add(0, delta)
+        records = delta.logprobs
+        return {
+            "index": index,
+            "token_ids": delta.token_ids,
+            "logprobs": None if records is None else self._logprobs.chat(records),
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+        }

@@ -1,0 +1,125 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from girih.kernels.errors import RequestError
+from girih.serve.api.bodies import ignored_header, read_body
+from girih.serve.api.chat_job import ChatJob, ChatNews, start_chat
+from girih.serve.api.errors import as_api_error, json_response
+from girih.serve.api.messages.blocks import BlockBuilder
+from girih.serve.api.messages.protocol import (
+    PARAMS,
+    CountTokensRequest,
+    MessagesRequest,
+    as_chat,
+)
+from girih.serve.api.rendering import render_messages
+from girih.serve.api.state import ServerState
+from girih.serve.api.streaming import EventStream, event
+
+router = APIRouter()
+STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
+
+
+@router.post("/v1/messages")
+async def create_message(request: Request) -> Response:
+    """Answer a conversation, streamed or whole."""
+    state: ServerState = request.app.state.server
+    state.require(None)
+    body = await read_body(request, MessagesRequest)
+    served = state.require(body.model)
+    chat = as_chat(body)
+    try:
+        job = await start_chat(request, chat, served, state, "msg_")
+    except RequestError as error:
+        raise RequestError(str(error), PARAMS.get(error.param or "", error.param)) from error
+    writer = _MessageWriter(job)
+    if body.stream:
+        events = writer.events(state.config.keep_alive_seconds)
+        return EventStream(events, job.streams, ignored_header(body))
+    news = await job.whole(request)
+    if news is None:
+        return Response(status_code=499)
+    return json_response(writer.whole(news[0]), headers=ignored_header(body))
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(request: Request) -> Response:
+    """Return how many tokens a conversation has as a prompt."""
+    state: ServerState = request.app.state.server
+    state.require(None)
+    body = await read_body(request, CountTokensRequest)
+    served = state.require(body.model)
+    tokens = render_messages(as_chat(body), served, trust_template=False)
+    return json_response({"input_tokens": len(tokens)}, headers=ignored_header(body))
+
+
+class _MessageWriter:
+    """Writes one message in both forms."""
+
+    def __init__(self, job: ChatJob) -> None:
+        self._job = job
+        self._builder = BlockBuilder()
+
+    def whole(self, news: ChatNews) -> dict[str, Any]:
+        """Return the body of an answer that is not streamed."""
+        for _ in self._builder.push(news.parts):
+            pass
+        for _ in self._builder.finish():
+            pass
+        return {**self._message(), **_ending(news)}
+
+    async def events(self, keep_alive_seconds: float) -> AsyncIterator[bytes]:
+        """Yield the events of a streamed answer."""
+        try:
+            yield _event("message_start", message=self._message())
+            async for news in self._job.news(keep_alive_seconds):
+                if news is None:
+                    yield _event("ping")
+                    continue
+                for name, fields in self._builder.push(news.parts):
+                    yield _event(name, **fields)
+                if news.finish_reason is not None:
+                    for name, fields in self._builder.finish():
+                        yield _event(name, **fields)
+                    yield _event("message_delta", delta=_ending(news), usage=self._usage())
+                    yield _event("message_stop")
+        except Exception as error:  # the status line is sent: tell it in the stream
+            yield _event("error", error=as_api_error(error).body()["error"])
+
+    def _message(self) -> dict[str, Any]:
+        return {
+            "id": self._job.plan.response_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._job.served.name,
+            "content": self._builder.blocks,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._usage(),
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        usage = self._job.usage
+        return {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": usage.completion_tokens,
+        }
+
+
+def _ending(news: ChatNews) -> dict[str, Any]:
+    stop = news.delta.stop_reason
+    if news.finish_reason == "stop" and isinstance(stop, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+    return {"stop_reason": STOP_REASONS.get(news.finish_reason or ""), "stop_sequence": None}
+
+
+def _event(name: str, **fields: Any) -> bytes:
+    return f"event: {name}\n".encode() + event({"type": name, **fields})
