@@ -1,0 +1,1 @@
+"""Text of a model split into content, reasoning and tool calls; one small module per format."""
