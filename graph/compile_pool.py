@@ -1,36 +1,36 @@
-"""Compiles tiles in parallel processes, and builds the kernel library beside them."""
+"""Compiles tiles in parallel processes."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
-from queue import SimpleQueue
 from types import TracebackType
-from typing import IO, Any
+from typing import IO
 
 from girih.kernels.errors import CompileError
 from girih.kernels.target import Target
 
 
 class CompilePool:
-    """Processes waiting for tiles to compile. Use as a context manager.
+    """Compiles tiles, several at once, in processes of its own. Use as a context manager.
+
+    The first process starts at once and imports torch while the caller traces; it forks one for
+    each tile (see `girih.graph.compile_worker`).
 
     Args:
-        workers: processes to start, at least 1. They start at once and import torch while the
-            caller traces.
+        at_once: tiles to compile at the same time, at least 1.
     """
 
-    def __init__(self, workers: int) -> None:
-        self._processes = [self._start() for _ in range(max(1, workers))]
-        self._idle: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
-        for process in self._processes:
-            self._idle.put(process)
+    def __init__(self, at_once: int) -> None:
+        self.at_once = max(1, at_once)
+        self._worker = self._start()
 
     def __enter__(self) -> CompilePool:
         return self
@@ -41,13 +41,11 @@ class CompilePool:
         error: BaseException | None,
         trace_back: TracebackType | None,
     ) -> None:
-        for process in self._processes:
-            if error:
-                process.kill()
-            _close(process.stdin)
-        for process in self._processes:
-            process.wait()
-            _close(process.stdout)
+        if error:
+            self._kill()
+        _close(self._worker.stdin)
+        self._worker.wait()
+        _close(self._worker.stdout)
 
     def compile(
         self,
@@ -58,18 +56,15 @@ class CompilePool:
         """Compile each (tile file, package file); calls `done(package, seconds)` for each.
 
         Raises:
-            CompileError: a tile failed, or a process died.
+            CompileError: a tile failed, or a process died; the others are ended.
         """
-        with ThreadPoolExecutor(len(self._processes)) as threads:
-            futures = {threads.submit(self._run, t, p, target): p for t, p in tiles}
-            try:
-                for future in as_completed(futures):
-                    done(futures[future], future.result())
-            except BaseException:
-                threads.shutdown(wait=False, cancel_futures=True)
-                for process in self._processes:
-                    process.kill()  # ends the jobs that the other threads wait for
-                raise
+        try:
+            self._request(tiles, target)
+            for _ in tiles:
+                self._receive(done)
+        except BaseException:
+            self._kill()
+            raise
 
     @staticmethod
     def _start() -> subprocess.Popen[str]:
@@ -78,39 +73,37 @@ class CompilePool:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # a group of its own, so that its forks end with it
         )
 
-    def _run(self, tile: Path, package: Path, target: Target) -> float:
-        process = self._idle.get()
-        try:
-            answer = self._ask(process, tile, package, target)
-        finally:
-            self._idle.put(process)
+    def _request(self, tiles: list[tuple[Path, Path]], target: Target) -> None:
+        assert self._worker.stdin is not None, "a pipe was asked for"
+        request = {
+            "tiles": [[str(tile), str(package)] for tile, package in tiles],
+            "target": asdict(target),
+            "at_once": self.at_once,
+        }
+        with contextlib.suppress(BrokenPipeError):  # its end shows when the answer is read
+            self._worker.stdin.write(json.dumps(request) + "\n")
+            self._worker.stdin.flush()
+
+    def _receive(self, done: Callable[[Path, float], None]) -> None:
+        assert self._worker.stdout is not None, "a pipe was asked for"
+        line = self._worker.stdout.readline()
+        if not line:
+            raise CompileError(
+                f"the process that compiles tiles ended with exit code {self._worker.wait()}; "
+                "its messages are above (out of memory kills it with -9)"
+            )
+        answer = json.loads(line)
         if answer["error"]:
             raise CompileError(answer["error"])
-        seconds: float = answer["seconds"]
-        return seconds
+        done(Path(answer["package"]), answer["seconds"])
 
-    @staticmethod
-    def _ask(
-        process: subprocess.Popen[str], tile: Path, package: Path, target: Target
-    ) -> dict[str, Any]:
-        assert process.stdin is not None and process.stdout is not None, "pipes were asked for"
-        job = {"tile": str(tile), "package": str(package), "target": asdict(target)}
-        try:
-            process.stdin.write(json.dumps(job) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            code = process.wait()
-            raise CompileError(
-                f"the compiling process ended with exit code {code} while building "
-                f"{package.name}; its messages are above (out of memory kills it with -9)"
-            )
-        result: dict[str, Any] = json.loads(line)
-        return result
+    def _kill(self) -> None:
+        """End the process and all it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._worker.pid, signal.SIGKILL)
 
 
 def _close(stream: IO[str] | None) -> None:

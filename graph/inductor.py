@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 import girih.kernels.ops  # registers the ops that tiles call  # noqa: F401
 from girih.graph.trace import MAX_STEP_TOKENS
 from girih.kernels.errors import CompileError
-from girih.kernels.target import Target
+from girih.kernels.target import Target, resolve_target
 
 TileFn = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
@@ -84,6 +85,30 @@ def compile_tile(graph: fx.Graph, path: Path, target: Target) -> None:
             f"tile could not be compiled for {target.isa}: {type(error).__name__}: {lines}\n"
             "a C++ compiler (g++) must be installed to compile; opt=O0 runs without one"
         ) from error
+
+
+def warm_up() -> None:
+    """Have Inductor import and set up what every tile needs, by generating code for a small one."""
+    import torch._inductor.package
+
+    module = fx.GraphModule({}, fx.symbolic_trace(_small).graph)
+    x = torch.zeros(5, 8)
+    with warnings.catch_warnings(), _quiet(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        rows = torch.export.Dim("rows", min=2, max=MAX_STEP_TOKENS)
+        exported = torch.export.export(module, (x,), dynamic_shapes=({0: rows},))
+        with tempfile.TemporaryDirectory() as scratch:
+            options = {
+                **inductor_options(resolve_target()),
+                "aot_inductor.package": True,
+                "aot_inductor.package_cpp_only": True,
+                "aot_inductor.output_path": f"{scratch}/small",
+            }
+            torch._inductor.aot_compile(exported.module(), (x,), options=options)  # type: ignore[arg-type]
+
+
+def _small(x: torch.Tensor) -> torch.Tensor:
+    return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)).exp()
 
 
 def load_tile(path: Path) -> TileFn:

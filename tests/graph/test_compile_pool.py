@@ -2,12 +2,14 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from support_graphs import TARGET, capture
 
+from girih.graph import compile_worker
 from girih.graph.compile_pool import CompilePool
 from girih.graph.tile_file import write_tile
 from girih.kernels.errors import CompileError
@@ -27,6 +29,7 @@ def worker(monkeypatch):
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
+                start_new_session=True,
             )
 
         monkeypatch.setattr(CompilePool, "_start", staticmethod(start))
@@ -37,9 +40,10 @@ def worker(monkeypatch):
 ANSWERS = """
 import json, sys
 for line in sys.stdin:
-    job = json.loads(line)
-    open(job["package"], "w").write(job["target"]["isa"])
-    print(json.dumps({"error": None, "seconds": 2.5}), flush=True)
+    request = json.loads(line)
+    for tile, package in request["tiles"]:
+        open(package, "w").write(request["target"]["isa"])
+        print(json.dumps({"package": package, "error": None, "seconds": 2.5}), flush=True)
 """
 
 
@@ -56,19 +60,37 @@ def test_every_tile_is_compiled_and_reported(worker, tmp_path):
     assert {p.read_text() for p in tmp_path.glob("*.pt2")} == {"avx2"}
 
 
-def test_processes_end_with_the_pool(worker):
+def test_the_process_ends_with_the_pool(worker):
     worker(ANSWERS)
     with CompilePool(3) as pool:
-        processes = pool._processes
-    assert [p.returncode for p in processes] == [0, 0, 0]
+        process = pool._worker
+    assert process.returncode == 0
 
 
-def test_processes_are_killed_when_the_build_fails(worker):
-    worker("import time; time.sleep(600)")
+def test_the_process_and_its_children_are_killed_when_the_build_fails(worker, tmp_path):
+    child = tmp_path / "child"
+    worker(
+        "import os, time; pid = os.fork()\n"
+        f"if pid: open({str(child)!r}, 'w').write(str(pid))\n"
+        "time.sleep(600)"
+    )
     with pytest.raises(KeyboardInterrupt), CompilePool(2) as pool:
-        processes = pool._processes
+        wait_for(lambda: child.exists() and child.read_text())
         raise KeyboardInterrupt
-    assert [p.returncode for p in processes] == [-signal.SIGKILL] * 2
+    assert pool._worker.returncode == -signal.SIGKILL
+    wait_for(lambda: not_running(int(child.read_text())))
+
+
+def wait_for(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.02)
+
+
+def not_running(pid):
+    status = Path(f"/proc/{pid}/stat")
+    return not status.exists() or status.read_text().split()[2] == "Z"
 
 
 @pytest.mark.parametrize(
@@ -82,26 +104,8 @@ def test_processes_are_killed_when_the_build_fails(worker):
 )
 def test_a_worker_that_dies(worker, tmp_path, program, code):
     worker(program)
-    with (
-        pytest.raises(CompileError, match=rf"exit code {code} while building 0\.pt2"),
-        CompilePool(1) as pool,
-    ):
+    with pytest.raises(CompileError, match=rf"exit code {code};"), CompilePool(1) as pool:
         pool.compile(jobs(tmp_path, 1), TARGET, lambda p, s: None)
-
-
-ONE_DIES = """
-import sys, time
-line = sys.stdin.readline()
-if "0.pt2" in line:
-    sys.exit(7)
-time.sleep(600)
-"""
-
-
-def test_a_dead_worker_ends_the_jobs_of_the_others(worker, tmp_path):
-    worker(ONE_DIES)
-    with pytest.raises(CompileError, match=r"exit code 7 while building 0"), CompilePool(2) as pool:
-        pool.compile(jobs(tmp_path, 6), TARGET, lambda p, s: None)
 
 
 def test_an_interrupt_ends_the_jobs(worker, tmp_path):
@@ -112,13 +116,47 @@ def test_an_interrupt_ends_the_jobs(worker, tmp_path):
 
     with pytest.raises(KeyboardInterrupt), CompilePool(2) as pool:
         pool.compile(jobs(tmp_path, 6), TARGET, interrupt)
-    assert all(p.returncode is not None for p in pool._processes)
+    assert pool._worker.returncode is not None
 
 
 def test_the_error_of_a_tile_is_passed_on(worker, tmp_path):
-    worker('import sys; sys.stdin.readline(); print(\'{"error": "no such op", "seconds": 0}\')')
+    worker(
+        "import sys; sys.stdin.readline(); "
+        'print(\'{"package": "0.pt2", "error": "no such op", "seconds": 0}\')'
+    )
     with pytest.raises(CompileError, match="no such op"), CompilePool(1) as pool:
         pool.compile(jobs(tmp_path, 1), TARGET, lambda p, s: None)
+
+
+@pytest.fixture
+def compile_as(monkeypatch):
+    """Make the forks of `compile_all` do something else than compile."""
+
+    def use(function):
+        monkeypatch.setattr(compile_worker, "_compile", function)
+
+    return use
+
+
+def test_forks_run_at_once_and_each_is_answered(compile_as, tmp_path):
+    def compile_one(tile, package, target):
+        (tmp_path / f"started-{package.stem}").touch()
+        wait_for(lambda: len(list(tmp_path.glob("started-*"))) >= 2)  # alone, none would end
+        package.write_text(target["isa"])
+        return 0
+
+    compile_as(compile_one)
+    tiles = [(str(t), str(p)) for t, p in jobs(tmp_path, 4)]
+    answers = list(compile_worker.compile_all(tiles, {"isa": "avx2"}, at_once=2))
+    assert sorted(a["package"] for a in answers) == sorted(p for _, p in tiles)
+    assert {a["error"] for a in answers} == {None}
+
+
+def test_a_fork_that_is_killed_is_an_answer(compile_as, tmp_path):
+    compile_as(lambda tile, package, target: os.kill(os.getpid(), signal.SIGKILL))
+    tiles = [(str(t), str(p)) for t, p in jobs(tmp_path, 1)]
+    (answer,) = compile_worker.compile_all(tiles, {}, at_once=2)
+    assert "exit code -9 while building 0.pt2" in answer["error"]
 
 
 def tile_of(function):
