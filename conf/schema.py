@@ -73,6 +73,25 @@ class GenerateKeys:
 
 
 @dataclasses.dataclass
+class ChatKeys:
+    """Top-level keys of `girih chat`.
+
+    Attributes:
+        url: an OpenAI-compatible server that answers instead of an engine in this process.
+        url_model: the model's name there; null asks the server.
+        api_key: shown to the server; null takes $OPENAI_API_KEY when it is set.
+        system: the system message.
+        load: a saved conversation to go on with.
+    """
+
+    url: str | None = None
+    url_model: str | None = None
+    api_key: str | None = None
+    system: str | None = None
+    load: str | None = None
+
+
+@dataclasses.dataclass
 class NoKeys:
     """A verb without top-level keys of its own."""
 
@@ -88,6 +107,7 @@ class VerbSchema:
 VERBS: dict[str, VerbSchema] = {
     "fetch": VerbSchema(("model",)),
     "generate": VerbSchema((*ENGINE_SECTIONS, "sampling"), GenerateKeys),
+    "chat": VerbSchema((*ENGINE_SECTIONS, "sampling"), ChatKeys),
     "compile": VerbSchema(ENGINE_SECTIONS),
     "serve": VerbSchema((*ENGINE_SECTIONS, "sampling", "serve")),
     "bench offline": VerbSchema((*ENGINE_SECTIONS, "bench")),

@@ -68,6 +68,14 @@ VERBS = {
             ),
         ),
         Verb(
+            "chat",
+            "talk with a model in the terminal",
+            (
+                "girih chat model=smollm2",
+                'girih chat url=http://127.0.0.1:8000 system="Answer in one sentence."',
+            ),
+        ),
+        Verb(
             "compile",
             "compile a model into a bundle that starts without a compiler",
             ("girih compile model=smollm2 bundle=DIR", "girih compile model=DIR dtype=float32"),

@@ -18,9 +18,12 @@ def test_reading_without_hydra_gives_what_hydra_composes(verb):
 
 
 def test_defaults_are_the_records_own():
-    config = to_engine_config(compose_config("serve", []))
+    config = to_engine_config(compose_config("generate", []))
     own = EngineConfig()
     assert dataclasses.replace(config, opt=own.opt) == own
+    served = to_engine_config(compose_config("serve", []))
+    process = dataclasses.replace(own.runtime, process="process")
+    assert dataclasses.replace(served, opt=own.opt) == dataclasses.replace(own, runtime=process)
     assert to_record(ServeConfig, compose_config("serve", [])["serve"]) == ServeConfig()
     assert to_record(SamplingConfig, compose_config("serve", [])["sampling"]) == SamplingConfig()
 

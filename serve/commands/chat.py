@@ -1,0 +1,42 @@
+"""`girih chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+from girih.conf.compose import compose_config, to_engine_config, to_record
+from girih.serve.chat.backends import ChatBackend, LocalBackend, RemoteBackend
+from girih.serve.chat.conversation import Conversation
+from girih.serve.chat.session import ChatSession
+from girih.serve.chat.settings import Settings
+from girih.serve.chat.terminal import talk
+from girih.serve.chat.view import View
+from girih.serve.commands import Options
+from girih.serve.config import SamplingConfig
+from girih.serve.progress import ProgressDisplay
+from girih.serve.sampling_defaults import SamplingDefaults
+
+
+def run(words: list[str], options: Options) -> int:
+    """Talk until the person leaves."""
+    config = compose_config("chat", words)
+    sampling = to_record(SamplingConfig, config["sampling"])
+    SamplingDefaults(server=sampling).build({}, None)  # a wrong value is told before the long work
+    conversation = Conversation.load(config["load"]) if config["load"] else Conversation()
+    conversation.system = config["system"] or conversation.system
+    view = View()
+    with closing(_backend(config, options)) as backend:
+        view.note(f"{backend.title}. /help lists the commands, Ctrl-C stops an answer.")
+        talk(ChatSession(backend, view, Settings(sampling), conversation), view)
+    return 0
+
+
+def _backend(config: dict[str, Any], options: Options) -> ChatBackend:
+    if config["url"]:
+        return RemoteBackend(config["url"], config["url_model"], config["api_key"])
+    engine_config = to_engine_config(config)
+    from girih.serve.llm import LLM
+
+    with ProgressDisplay(options.quiet) as progress:
+        return LocalBackend(LLM.from_config(engine_config, progress))
