@@ -61,7 +61,14 @@ def verb_screen(verb: Verb, full: bool = False) -> str:
 
 def _own_keys(verb: str, config: dict[str, Any]) -> list[str]:
     notes = schema.describe(schema.VERBS[verb].keys)
-    return [f"  {name}={_show(config[name])}".ljust(22) + note for name, note in notes.items()]
+    lines: list[str] = []
+    for name, note in notes.items():
+        lines += textwrap.wrap(
+            f"  {name}={_show(config[name])}".ljust(22) + " " + note,
+            WIDTH,
+            subsequent_indent=" " * 23,
+        )
+    return [*lines, ""] if lines else []
 
 
 def _aliases(verb: str) -> list[str]:
