@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from girih.kernels.errors import ConfigError
+from girih.serve.parsers.registry import choose, reasoning_formats, tool_formats
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ class ServeConfig:
         max_stored_responses: finished turns of /v1/responses kept in memory.
         max_stored_bytes: how large they may be together.
         trust_request_chat_template: requests may bring their own chat template.
+        tool_parser: how the model writes tool calls; "auto" asks its chat template.
+        reasoning_parser: how it marks reasoning; "auto" asks its chat template, "none" leaves
+            it in the content.
         stall_seconds: a step running longer makes /health fail.
         keep_alive_seconds: silence in a stream before a comment line is sent.
         shutdown_seconds: grace for running requests after SIGTERM.
@@ -77,6 +81,8 @@ class ServeConfig:
     max_stored_responses: int = 1000
     max_stored_bytes: int = 64 * 1024 * 1024
     trust_request_chat_template: bool = False
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
     stall_seconds: float = 120.0
     keep_alive_seconds: float = 15.0
     shutdown_seconds: float = 5.0
@@ -85,6 +91,8 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"serve.port is {self.port}; it must be 0 to 65535")
+        choose(tool_formats(), self.tool_parser, None, "serve.tool_parser")
+        choose(reasoning_formats(), self.reasoning_parser, None, "serve.reasoning_parser")
         if any(not key for key in self.api_keys):
             raise ConfigError("serve.api_keys holds an empty key; remove it or give it a value")
         for name in ("max_body_bytes", "max_prompts", "max_choices", "max_n", "max_stop_strings"):

@@ -13,9 +13,9 @@ from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import any_to_lark
 
 from girih.kernels.errors import RequestError
-from girih.runtime.structured.output import StructuredOutput, Thinking
+from girih.runtime.structured.output import StructuredOutput
 from girih.runtime.structured.schema import find_fault, prepare
-from girih.runtime.structured.tag_grammar import lark_escaped, tag_to_lark, why_no_lark
+from girih.runtime.structured.tag_grammar import tag_to_lark, why_no_lark
 
 # Longest run of white space between two JSON tokens: an endless one is a model gone astray.
 WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
@@ -61,28 +61,12 @@ def grammar_text(structured: StructuredOutput) -> str:
         RequestError: EBNF that cannot be read.
     """
     answer = _answer_text(structured)
-    if structured.thinking is None:
+    if not structured.before:
         return answer
     grammars = json.loads(answer)["grammars"]
     grammars[0]["name"] = "answer"
-    before = {"name": "thinking", "lark_grammar": thinking_lark(structured.thinking)}
+    before = {"name": "whole", "lark_grammar": structured.before}
     return json.dumps({"grammars": [before, *grammars]})
-
-
-def thinking_lark(thinking: Thinking) -> str:
-    """Free text up to the end marker, then `@answer`; optional unless the prompt opened it."""
-    start, end = lark_marker(thinking.start, thinking.start_id), thinking.end
-    if thinking.end_id is not None:
-        rest = f"rest: THOUGHT? {lark_marker(end, thinking.end_id)}\nTHOUGHT: /(.|\\n)+/"
-    else:
-        rest = f"rest[lazy]: /(.|\\n)*{lark_escaped(end)}/"
-    opening = "rest" if thinking.is_open else f"({start} rest)?"
-    return f"start: {opening} SPACE? @answer\n{rest}\nSPACE: /[ \\n]{{1,8}}/\n"
-
-
-def lark_marker(text: str, token_id: int | None) -> str:
-    """A marker in Lark: a control token by its id, else its text."""
-    return f"<[{token_id}]>" if token_id is not None else json.dumps(text, ensure_ascii=False)
 
 
 def _answer_text(structured: StructuredOutput) -> str:

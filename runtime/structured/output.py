@@ -21,24 +21,6 @@ MAX_DEPTH = 64
 MAX_CHOICES = 10_000
 
 
-class Thinking(msgspec.Struct, frozen=True):
-    """Free text that may come before the constrained output.
-
-    Attributes:
-        start: marker that opens it.
-        end: marker that closes it; the constraint begins after it.
-        is_open: whether the prompt has opened it already; else the output may begin with `start`.
-        start_id: id of `start` when the vocabulary has it as a control token.
-        end_id: the same of `end`.
-    """
-
-    start: str
-    end: str
-    is_open: bool = False
-    start_id: int | None = None
-    end_id: int | None = None
-
-
 class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
     """The form of one request's output; make it with one of the class methods.
 
@@ -51,7 +33,8 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
         backend: the library that does it; "auto" takes the first that can.
         is_compact: JSON without white space between its tokens.
         is_closed: objects have no properties beyond those their schema names.
-        thinking: free text allowed before it.
+        before: Lark grammar of the whole output, in which `@answer` stands for this form; empty
+            when the form is all there is.
         param: the request field it came from, for errors.
     """
 
@@ -60,7 +43,7 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = "auto"
     is_compact: bool = False
     is_closed: bool = False
-    thinking: Thinking | None = None
+    before: str = ""
     param: str = "structured"
 
     def __post_init__(self) -> None:

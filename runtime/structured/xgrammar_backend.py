@@ -17,9 +17,8 @@ from girih.runtime.structured.vocabulary import Vocabulary
 
 def why_not(structured: StructuredOutput) -> str | None:
     """See `BackendModule.why_not`."""
-    thinking = structured.thinking
-    if thinking is not None and thinking.end_id is not None:
-        return "xgrammar cannot follow thinking that ends with a control token"
+    if structured.before:
+        return "xgrammar takes no text before the answer; choose llguidance"
     if structured.is_compact:
         return "xgrammar cannot leave out white space; choose llguidance"
     return None
@@ -102,17 +101,7 @@ def make_backend(vocabulary: Vocabulary, num_threads: int) -> XgrammarBackend:
 
 def _tag_of(structured: StructuredOutput) -> dict[str, Any]:
     """Every kind as one structural tag, which is xgrammar's most general form."""
-    form = _format_of(structured)
-    thinking = structured.thinking
-    if thinking is not None:
-        text = {"type": "any_text"}
-        begin = "" if thinking.is_open else thinking.start
-        before = {"type": "tag", "begin": begin, "content": text, "end": thinking.end}
-        with_thinking = {"type": "sequence", "elements": [before, form]}
-        form = with_thinking
-        if not thinking.is_open:
-            form = {"type": "or", "elements": [with_thinking, _format_of(structured)]}
-    return {"type": "structural_tag", "format": form}
+    return {"type": "structural_tag", "format": _format_of(structured)}
 
 
 def _format_of(structured: StructuredOutput) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from typing import Any
 
 from fastapi import Request
 
-from girih.serve.api.chat_parts import ChatDelta, ChatParser, ParserFactory, PlainText
+from girih.serve.api.chat_form import ChatForm, formats_of
+from girih.serve.api.chat_parts import ChatDelta, ChatParser
 from girih.serve.api.generation import LONG_BODY, Plan, Usage, make_plan, truncate_prompt
 from girih.serve.api.protocol import ChatCompletionRequest
 from girih.serve.api.rendering import render_messages
@@ -61,7 +62,7 @@ class ChatJob:
         served: the model.
         plan: the requests.
         streams: their outputs, one per choice.
-        make_parser: makes the parser of one choice.
+        form: how the text of a choice is read.
     """
 
     def __init__(
@@ -70,14 +71,16 @@ class ChatJob:
         served: Served,
         plan: Plan,
         streams: Sequence[RequestStream],
-        make_parser: ParserFactory = PlainText,
+        form: ChatForm,
     ) -> None:
         self.body = body
         self.served = served
         self.plan = plan
         self.streams = streams
         self.usage = Usage(len(plan.prompts[0]))
+        make_parser = form.parser_factory(plan.prompts[0])
         self._parsers: list[ChatParser] = [make_parser() for _ in streams]
+        self._called_reason = "stop" if form.is_named else "tool_calls"
         self._called = [False] * len(streams)
         self._reasoning = [""] * len(streams)
 
@@ -126,7 +129,7 @@ class ChatJob:
         self._reasoning[index] += parts.reasoning
         reason = delta.finish_reason
         if reason == "stop" and self._called[index]:
-            reason = "tool_calls"
+            reason = self._called_reason
         return ChatNews(index, delta, parts, reason)
 
 
@@ -146,30 +149,36 @@ async def start_chat(
         GirihError: it is refused.
     """
     if _num_characters(body.messages) > LONG_BODY:
-        plan = await asyncio.to_thread(_plan, http, body, served, state, prefix)
+        plan, form = await asyncio.to_thread(_plan, http, body, served, state, prefix)
     else:
-        plan = _plan(http, body, served, state, prefix)
+        plan, form = _plan(http, body, served, state, prefix)
     streams = await submit_all(served.engine, plan.requests)
-    return ChatJob(body, served, plan, streams)
+    return ChatJob(body, served, plan, streams, form)
 
 
 def _plan(
     http: Request, body: ChatCompletionRequest, served: Served, state: ServerState, prefix: str
-) -> Plan:
+) -> tuple[Plan, ChatForm]:
+    config = state.config
     refuse_with_stream(body)
     fields = sampling_fields(body, served.tokenizer, state.config)
     fields["logprobs"] = chat_logprobs(body, state.config)
     wanted = body.max_completion_tokens
     fields["max_tokens"] = body.max_tokens if wanted is None else wanted
-    params = served.defaults.build(fields, max_tokens=None)
-    check_effective(params, body.priority, served.policy)
     prompt = truncate_prompt(
-        render_messages(body, served, state.config.trust_request_chat_template),
+        render_messages(body, served, config.trust_request_chat_template),
         body.truncate_prompt_tokens,
         served.max_model_len,
     )
+    formats = formats_of(body, served.tokenizer, config.tool_parser, config.reasoning_parser)
+    form = ChatForm(body, served.tokenizer, formats)
+    fields["structured"] = form.structured(fields["structured"], prompt)
+    if form.needs_control_tokens:
+        fields["skip_special_tokens"] = False
+    params = served.defaults.build(fields, max_tokens=None)
+    check_effective(params, body.priority, served.policy)
     check_room(len(prompt), params.max_tokens, served.max_model_len)
-    return make_plan(http, body, served, [prompt], params, prefix)
+    return make_plan(http, body, served, [prompt], params, prefix), form
 
 
 def _num_characters(messages: list[dict[str, Any]] | None) -> int:

@@ -189,7 +189,11 @@ class ChatCompletionRequest(RenderingBody, SamplingBody):
     logprobs: bool | None = described("Report log-probabilities of output tokens.")
     top_logprobs: Integer | None = described("Alternatives per output token.", minimum=0)
     echo: bool | None = described("Put the continued assistant message before the text.")
-    tool_choice: Any = None
+    tool_choice: str | dict[str, Any] | None = described(
+        "none, auto, required or one of the tools.",
+        examples=["auto", {"type": "function", "function": {"name": "get_weather"}}],
+    )
+    parallel_tool_calls: bool | None = described("Allow several calls in one answer.")
     modalities: list[str] | None = None
 
     functions: Any = None

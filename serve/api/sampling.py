@@ -110,17 +110,11 @@ def _refuse_unsupported(body: SamplingBody) -> None:
         value = getattr(body, name)
         if value not in (None, False) and not (name == "length_penalty" and value == 1.0):
             raise RequestError(f"{name} is not supported by this server; leave it out", param=name)
-    if isinstance(body, ChatCompletionRequest):
-        if body.tool_choice not in (None, "none", "auto"):
-            raise RequestError(
-                f"tool_choice is {body.tool_choice!r}; this server supports 'none' and 'auto'",
-                param="tool_choice",
-            )
-        if body.modalities not in (None, ["text"]):
-            raise RequestError(
-                f"modalities is {body.modalities!r}; this model produces ['text'] only",
-                param="modalities",
-            )
+    if isinstance(body, ChatCompletionRequest) and body.modalities not in (None, ["text"]):
+        raise RequestError(
+            f"modalities is {body.modalities!r}; this model produces ['text'] only",
+            param="modalities",
+        )
 
 
 def _check_limits(body: SamplingBody, limits: ServeConfig) -> None:
