@@ -39,16 +39,12 @@ class _Words:
 class LlguidanceMatcher:
     """See `Matcher`."""
 
-    __slots__ = ("backend", "raw")
+    __slots__ = ("backend", "is_stopped", "raw")
 
     def __init__(self, backend: LlguidanceBackend, raw: LLMatcher) -> None:
         self.backend = backend
         self.raw = raw
-
-    @property
-    def is_stopped(self) -> bool:
-        """See `Matcher.is_stopped`; the form is complete and its end token came."""
-        return bool(self.raw.is_stopped()) and self.raw.stop_reason() == "EndOfSentence"
+        self.is_stopped = False  # the library's own flag is set before the end token came
 
     @property
     def error(self) -> str:
@@ -57,7 +53,9 @@ class LlguidanceMatcher:
 
     def accept(self, token_id: int) -> bool:
         """See `Matcher.accept`."""
-        return bool(self.raw.consume_token(token_id))
+        is_accepted = bool(self.raw.consume_token(token_id))
+        self.is_stopped = is_accepted and token_id in self.backend.eos_token_ids
+        return is_accepted
 
 
 class LlguidanceGrammar:
@@ -83,6 +81,7 @@ class LlguidanceBackend:
             n_vocab=len(vocabulary.tokens),
             eos_token=list(vocabulary.eos_token_ids),
         )
+        self.eos_token_ids = frozenset(vocabulary.eos_token_ids)
         self._executor = LLExecutor(num_threads=num_threads)
 
     def compile(self, structured: StructuredOutput) -> LlguidanceGrammar:

@@ -103,6 +103,8 @@ def _schema(structured: StructuredOutput) -> Any:
 
 
 def _schema_text(structured: StructuredOutput, schema: Any) -> str:
+    if isinstance(schema, bool):  # options can be set on objects only
+        schema = {"$defs": {"all": schema}, "$ref": "#/$defs/all"}
     options: dict[str, Any] = {"whitespace_pattern": WHITE_SPACE}
     if structured.is_compact:
         options = {"whitespace_flexible": False}

@@ -91,7 +91,7 @@ class _Reader:
 
     def _items(self, closing: str, read: Callable[[], Any]) -> list[Any]:
         self._place += 1
-        items = []
+        items: list[Any] = []
         while True:
             self._skip(" \n,")
             if self._text[self._place] == closing:

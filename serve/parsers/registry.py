@@ -117,7 +117,7 @@ def reasoning_formats() -> Mapping[str, ReasoningFormat]:
 
 
 def _with_plugins(own: tuple[Format, ...], group: str) -> dict[str, Format]:
-    added = [point.load() for point in entry_points(group=group)]
+    added: list[Format] = [point.load() for point in entry_points(group=group)]
     return {entry.name: entry for entry in (*added, *own)}
 
 

@@ -1,0 +1,378 @@
+"""Forms, their faults with the place, the store of compiled grammars, matchers and masks."""
+
+from __future__ import annotations
+
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from support_tokenizer import _trained_byte_level
+
+from girih.kernels.errors import RequestError
+from girih.runtime.executor import NewRequest, SchedulerOutput
+from girih.runtime.sampler import SamplingInputs, sample
+from girih.runtime.sampling_mask import unpack_mask
+from girih.runtime.sampling_params import SamplingParams
+from girih.runtime.structured import backends
+from girih.runtime.structured.output import MAX_BYTES, StructuredOutput
+from girih.runtime.structured.rows import GrammarRows
+from girih.runtime.structured.schema import find_fault, prepare
+from girih.runtime.structured.store import GrammarStore
+from girih.runtime.structured.vocabulary import read_vocabulary
+
+VOCAB, EOS = 424, 2
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocabulary")
+    (path / "tokenizer.json").write_text(_trained_byte_level())
+    return read_vocabulary(path, VOCAB, (EOS,))
+
+
+@pytest.fixture
+def store(vocabulary):
+    return GrammarStore(lambda: vocabulary, max_grammars=4)
+
+
+def allowed(matcher):
+    mask = np.zeros((1, -(-VOCAB // 32)), np.int32)
+    matcher.backend.fill([matcher], [0], mask)
+    return set(unpack_mask(torch.from_numpy(mask), VOCAB)[0].nonzero()[:, 0].tolist())
+
+
+# ---- forms ----
+
+FAULTS = [
+    (StructuredOutput.json_schema({"type": "nope"}), "at /: Invalid type: nope"),
+    (
+        StructuredOutput.json_schema({"properties": {"a/b": {"items": {"type": "nope"}}}}),
+        "at /properties/a~1b/items: Invalid type",
+    ),
+    (StructuredOutput.json_schema({"anyOf": [{}, {"$ref": "#/$defs/x"}]}), "at /anyOf/1"),
+    (StructuredOutput.json_schema({"$ref": "http://x.example/y"}), "x.example"),
+    (StructuredOutput.json_schema({"items": {"uniqueItems": True}}), 'at /items.*"uniqueItems"'),
+    (StructuredOutput.json_schema({"not": {}}), 'at /: .*"not"'),
+    (StructuredOutput.json_schema({"minimum": 5, "maximum": 2, "type": "integer"}), "minimum .5."),
+    (StructuredOutput.json_schema(False), "false"),
+    (StructuredOutput.json_schema({"pattern": "(?=x)", "type": "string"}), "look-around"),
+    (StructuredOutput.regex("ab(c"), "unclosed group, at character 3"),
+    (StructuredOutput.regex("(?<=a)b"), "look-around.*at character 1"),
+    (StructuredOutput.grammar("root ::= a"), "EBNF.*'a' not found"),
+    (StructuredOutput.grammar('start: "a" nope'), r"1\(8\).*nope"),
+    (StructuredOutput.grammar("no grammar at all"), "cannot be used"),
+    (StructuredOutput.structural_tag({}), 'needs "format"'),
+    (
+        StructuredOutput.structural_tag({"format": {"type": "sequence", "elements": [{}]}}),
+        "/format/elements/0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("form", "message"), FAULTS, ids=range(len(FAULTS)))
+def test_faults_are_named_with_their_place(form, message):
+    form = msgspec.structs.replace(form, param="response_format", backend="llguidance")
+    with pytest.raises(RequestError, match=message) as caught:
+        backends.check(form)
+    assert caught.value.param == "response_format"
+    assert str(caught.value).startswith("response_format: ")
+    assert len(str(caught.value)) < 600
+
+
+BROKEN = [
+    (lambda: StructuredOutput.json_schema("{"), "not JSON"),
+    (lambda: StructuredOutput.json_schema("[1]"), "must be an object"),
+    (lambda: StructuredOutput.json_schema({"const": float("nan")}), "not JSON"),
+    (lambda: StructuredOutput.regex(""), "empty"),
+    (lambda: StructuredOutput.regex("a\0"), "NUL"),
+    (lambda: StructuredOutput.regex(5), "must be a text"),
+    (lambda: StructuredOutput.regex("x" * (MAX_BYTES + 1)), f"at most {MAX_BYTES}"),
+    (lambda: StructuredOutput.choice([]), "1 to 10000"),
+    (lambda: StructuredOutput.choice(["a", ""]), r"choice\[1\]"),
+    (lambda: StructuredOutput(kind="poem", text="x"), "kind is 'poem'"),
+    (lambda: StructuredOutput.json_object(backend="outlines"), "backend is 'outlines'"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), BROKEN, ids=range(len(BROKEN)))
+def test_what_is_no_form(make, message):
+    with pytest.raises(RequestError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("depth", [65, 900, 100_000])
+def test_too_deep_says_where(depth):
+    text = '{"items":' * depth + "{}" + "}" * depth
+    with pytest.raises(RequestError, match="deeper than 64 levels at /"):
+        StructuredOutput.json_schema(text)
+
+
+def test_forms_cross_processes():
+    params = SamplingParams(structured=StructuredOutput.regex("a+", is_compact=True))
+    raw = msgspec.msgpack.encode(params)
+    assert msgspec.msgpack.decode(raw, type=SamplingParams) == params
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(a{1,1000}){1,1000}", "(x+x+)+y", "((a|b)*c){1,5000}", "(.*a){30}", "a{100000}"]
+)
+def test_patterns_that_explode_elsewhere(pattern, store):
+    form = StructuredOutput.regex(pattern)
+    backends.check(form)
+    matcher = store.matcher(form)
+    for _ in range(3):
+        [token, *_] = sorted(allowed(matcher) - {EOS})
+        assert matcher.accept(token)
+
+
+# ---- schemas ----
+
+
+def test_closing_objects():
+    schema = {
+        "properties": {"a": {"type": "object", "properties": {"b": {"type": "string"}}}},
+        "anyOf": [{"properties": {"c": {}}}],
+    }
+    prepare(schema, is_closed=True)
+    assert "additionalProperties" not in schema  # anyOf beside it names more properties
+    assert schema["properties"]["a"]["additionalProperties"] is False
+    assert schema["anyOf"][0]["additionalProperties"] is False
+
+
+def test_what_is_joined_stays_open():
+    schema = {
+        "$defs": {"base": {"properties": {"a": {}}}, "free": {"properties": {"x": {}}}},
+        "allOf": [{"$ref": "#/$defs/base"}, {"properties": {"b": {}}}],
+    }
+    prepare(schema, is_closed=True)
+    assert "additionalProperties" not in schema["$defs"]["base"]
+    assert "additionalProperties" not in schema["allOf"][1]
+    assert schema["$defs"]["free"]["additionalProperties"] is False
+
+
+def test_maps_and_missing_properties_stay_open():
+    for schema in ({"type": "object"}, {"properties": {"a": {}}, "required": ["b"]}):
+        assert prepare(dict(schema), is_closed=True) == schema
+
+
+def test_unknown_formats_are_annotations():
+    schema = {"properties": {"format": {"format": "color"}, "d": {"format": "date"}}}
+    prepare(schema, is_closed=False)
+    assert schema == {"properties": {"format": {}, "d": {"format": "date"}}}
+
+
+def test_the_smallest_part_with_a_fault():
+    schema = {"properties": {"a": {"items": {"bad": 1}}, "b": {}}}
+    assert find_fault(schema, lambda part: "bad" if "'bad'" in str(part) else "") == (
+        "/properties/a/items",
+        "bad",
+    )
+
+
+# ---- the store ----
+
+
+def test_compilation_happens_once_and_elsewhere(vocabulary):
+    started, go_on = threading.Event(), threading.Event()
+    threads = []
+
+    def slow_vocabulary():
+        threads.append(threading.current_thread())
+        started.set()
+        assert go_on.wait(20)
+        return vocabulary
+
+    store, woken = GrammarStore(slow_vocabulary), threading.Event()
+    store.on_ready(woken.set)
+    params = SamplingParams(structured=StructuredOutput.choice(["a"]))
+    assert store.must_wait(params)
+    assert started.wait(20)
+    assert store.must_wait(params)
+    assert not store.must_wait(SamplingParams())
+    go_on.set()
+    assert woken.wait(20)
+    store.wait(20)
+    assert not store.must_wait(params)
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
+
+
+def test_the_cache_is_bounded_and_keyed_by_form(store):
+    forms = [StructuredOutput.choice([f"x{i}"]) for i in range(10)]
+    for form in forms:
+        store.matcher(form)
+    assert len(store._grammars) == 4
+    again = msgspec.structs.replace(forms[-1], param="elsewhere")
+    assert not store.must_wait(SamplingParams(structured=again))
+
+
+def test_a_form_that_cannot_be_compiled_keeps_its_error(store):
+    form = StructuredOutput.grammar("start: <[9999]>")
+    backends.check(form)  # control tokens are looked up with the vocabulary
+    for _ in range(2):
+        with pytest.raises(RequestError, match="could not be compiled"):
+            store.matcher(form)
+
+
+def test_a_model_without_the_means(tmp_path):
+    with pytest.raises(RequestError, match=r"tokenizer\.json"):
+        read_vocabulary(tmp_path, VOCAB, (EOS,))
+    (tmp_path / "tokenizer.json").write_text(_trained_byte_level())
+    with pytest.raises(RequestError, match="end-of-sequence"):
+        read_vocabulary(tmp_path, VOCAB, ())
+
+
+# ---- matchers ----
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+def test_a_matcher_follows_its_form(store, vocabulary, backend):
+    pytest.importorskip(backend)
+    matcher = store.matcher(StructuredOutput.choice(["ab", "ac"], backend=backend))
+    a, b, c = (vocabulary.encode(text)[0] for text in "abc")
+    assert a in allowed(matcher)
+    assert EOS not in allowed(matcher)
+    assert matcher.accept(a)
+    assert {b, c} <= allowed(matcher)
+    assert matcher.accept(b)
+    assert allowed(matcher) == {EOS}
+    assert not matcher.is_stopped
+    assert matcher.accept(EOS)
+    assert matcher.is_stopped
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+def test_a_matcher_refuses_and_says_why(store, vocabulary, backend):
+    pytest.importorskip(backend)
+    matcher = store.matcher(StructuredOutput.choice(["ab"], backend=backend))
+    assert not matcher.accept(vocabulary.encode("x")[0])
+    assert matcher.error
+
+
+def test_free_text_has_no_control_tokens(store, vocabulary):
+    matcher = store.matcher(StructuredOutput.regex("(.|\\n)*"))
+    assert not (allowed(matcher) - {EOS}) & vocabulary.special_ids
+    plain = vocabulary.encoder.token_to_id("<tool call>")
+    assert plain in allowed(matcher)  # an added token that is text
+
+
+# ---- rows ----
+
+
+def plan(new=(), finished=(), preempted=()):
+    return SchedulerOutput(0, tuple(new), (), {}, tuple(finished), tuple(preempted))
+
+
+def request(request_id, form, output=()):
+    params = SamplingParams(structured=form)
+    return NewRequest(request_id, [5, 6, *output], 2, params, (EOS,), [1], 0)
+
+
+def mask_of(rows, ids):
+    constraint = rows.constrain(ids)
+    assert constraint is not None
+    places, words = constraint
+    bits = unpack_mask(words, VOCAB)
+    return {
+        ids[place]: set(bits[i].nonzero()[:, 0].tolist()) for i, place in enumerate(places.tolist())
+    }
+
+
+def test_rows_with_and_without_a_form(store):
+    rows = GrammarRows(store, VOCAB)
+    rows.update(plan([request("a", StructuredOutput.choice(["ab"])), request("free", None)]))
+    assert set(mask_of(rows, ["free", "a"])) == {"a"}
+    assert rows.constrain(["free"]) is None
+    rows.update(plan(finished=["a"]))
+    assert len(rows) == 0
+    assert rows.constrain(["free"]) is None
+
+
+def test_a_request_that_comes_back_goes_on_where_it_was(store, vocabulary):
+    rows, form = GrammarRows(store, VOCAB), StructuredOutput.regex("[ab]{3}x")
+    rows.update(plan([request("a", form)]))
+    a, b = (vocabulary.encode(text)[0] for text in "ab")
+    for token in (a, b):
+        assert rows.accept(["a"], torch.tensor([token])) == {}
+    before = mask_of(rows, ["a"])["a"]
+    rows.accept(["a"], torch.tensor([a]))  # this result is dropped: the request was preempted
+    rows.update(plan(preempted=["a"]))
+    rows.update(plan([request("a", form, [a, b])]))
+    assert mask_of(rows, ["a"])["a"] == before
+
+
+def test_one_that_cannot_go_on_ends_alone(store, vocabulary):
+    rows, form = GrammarRows(store, VOCAB), StructuredOutput.choice(["ab"])
+    rows.update(plan([request("good", form), request("bad", form)]))
+    a, x = (vocabulary.encode(text)[0] for text in "ax")
+    errors = rows.accept(["good", "bad"], torch.tensor([a, x]))
+    assert list(errors) == ["bad"]
+    assert "cannot keep its form" in errors["bad"]
+    assert set(mask_of(rows, ["good", "bad"])) == {"good"}
+
+
+def test_a_form_that_fails_to_compile_ends_its_request(store):
+    rows = GrammarRows(store, VOCAB)
+    rows.update(plan([request("bad", StructuredOutput.grammar("start: <[9999]>"))]))
+    assert "could not be compiled" in rows.accept(["bad"], torch.tensor([7]))["bad"]
+
+
+def test_tokens_after_the_end_are_not_looked_at(store, vocabulary):
+    rows = GrammarRows(store, VOCAB)
+    rows.update(plan([request("a", StructuredOutput.choice(["a"]))]))
+    for token in (vocabulary.encode("a")[0], EOS, 7, 8):
+        assert rows.accept(["a"], torch.tensor([token])) == {}
+    assert rows.constrain(["a"]) is None
+
+
+# ---- masks ----
+
+
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 424])
+def test_unpacking(size):
+    bits = np.random.default_rng(size).integers(0, 2, (3, size)).astype(bool)
+    padded = np.zeros((3, -(-size // 32) * 32), bool)
+    padded[:, :size] = bits
+    words = np.packbits(padded, axis=1, bitorder="little").view(np.int32)
+    assert np.array_equal(unpack_mask(torch.from_numpy(words), size).numpy(), bits)
+
+
+def words_for(token_ids, size=64):
+    bits = np.zeros((1, size), bool)
+    bits[0, list(token_ids)] = True
+    return torch.from_numpy(np.packbits(bits, axis=1, bitorder="little").view(np.int32))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_only_masked_rows_are_held(temperature):
+    logits = torch.arange(64.0).repeat(3, 1)
+    inputs = SamplingInputs(
+        grammar=(torch.tensor([1]), words_for([5, 9])),
+        temperature=torch.full((3,), temperature) if temperature else None,
+        uniform=torch.full((3,), 0.5, dtype=torch.float64) if temperature else None,
+    )
+    tokens = sample(logits, inputs).token_ids.tolist()
+    assert tokens[1] == 9
+    assert {tokens[0], tokens[2]} <= {62, 63}
+
+
+def test_a_ban_of_all_that_is_left_is_ignored():
+    logits = torch.arange(64.0).repeat(2, 1)
+    banned = (torch.tensor([0, 0, 1]), torch.tensor([5, 9, 63]))
+    grammar = (torch.tensor([0]), words_for([5, 9]))
+    tokens = sample(logits, SamplingInputs(grammar=grammar, banned=banned)).token_ids
+    assert tokens.tolist() == [9, 62]
+
+
+def test_the_form_in_bias_and_logprobs():
+    """A bias still counts among what is left; logprobs are those of the raw logits."""
+    logits = torch.zeros(1, 64)
+    bias = (torch.tensor([0, 0]), torch.tensor([5, 20]), torch.tensor([3.0, 50.0]))
+    inputs = SamplingInputs(
+        grammar=(torch.tensor([0]), words_for([5, 9])), bias=bias, num_logprobs=(0,)
+    )
+    output = sample(logits, inputs)
+    assert output.token_ids.tolist() == [5]
+    assert output.logprobs[0].logprob == pytest.approx(-np.log(64), abs=1e-5)
