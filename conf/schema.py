@@ -92,6 +92,17 @@ class ChatKeys:
 
 
 @dataclasses.dataclass
+class EnvKeys:
+    """Top-level keys of `girih env`.
+
+    Attributes:
+        json: print the report as JSON.
+    """
+
+    json: bool = False
+
+
+@dataclasses.dataclass
 class NoKeys:
     """A verb without top-level keys of its own."""
 
@@ -113,6 +124,8 @@ VERBS: dict[str, VerbSchema] = {
     "bench offline": VerbSchema((*ENGINE_SECTIONS, "bench")),
     "bench serve": VerbSchema(("endpoint", "dataset", "load", "slo", "report")),
     "explain": VerbSchema(ENGINE_SECTIONS),
+    "env": VerbSchema((), EnvKeys),
+    "completion": VerbSchema(()),
     "passes list": VerbSchema(("opt",)),
     "passes run": VerbSchema(ENGINE_SECTIONS, PassesRunKeys),
     "passes diff": VerbSchema(ENGINE_SECTIONS, PassesDiffKeys),

@@ -10,14 +10,20 @@ import sys
 
 from girih import __version__
 from girih.kernels.errors import ConfigError, GirihError
+from girih.serve.cli_flags import FLAGS
 from girih.serve.commands import VERBS, Options, Verb
 
-FLAGS = ("-h", "--help", "--help-all", "-q", "--quiet", "--debug", "--cfg", "--version")
+COMPLETE = ["completion", "words"]  # what completion scripts ask; flags among the words are data
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     words = sys.argv[1:] if argv is None else argv
+    if words[:2] == COMPLETE:
+        from girih.serve.completion import candidates
+
+        print("\n".join(candidates(words[2:])))
+        return 0
     flags = {word for word in words if word in FLAGS}
     try:
         return _dispatch([word for word in words if word not in FLAGS], flags)

@@ -139,5 +139,19 @@ VERBS = {
                 "girih passes bisect check='girih generate {opt} prompt=Hi | grep -q Hello'",
             ),
         ),
+        Verb(
+            "env",
+            "report versions, machine, cache and models, to paste into a bug report",
+            ("girih env", "girih env json=true"),
+        ),
+        Verb(
+            "completion",
+            "print a script that completes words in bash, zsh or fish",
+            (
+                'eval "$(girih completion bash)"    # in ~/.bashrc',
+                'eval "$(girih completion zsh)"     # in ~/.zshrc, after compinit',
+                "girih completion fish > ~/.config/fish/completions/girih.fish",
+            ),
+        ),
     )
 }
