@@ -62,6 +62,7 @@ Build = Callable[[Progress], BuiltEngine]
 def run_core(build: Build, address: str, parent: Connection) -> None:
     """Build an engine and serve it; the target of the core's process."""
     os.setsid()
+    name_process("girih-core")
     for number in (signal.SIGINT, signal.SIGTERM):  # ignored here, not in compilers it starts
         signal.signal(number, lambda *_: None)
     watcher = _ParentWatcher(parent)
@@ -80,6 +81,12 @@ def run_core(build: Build, address: str, parent: Connection) -> None:
             parent.send_bytes(encode(died))
         _leave(endpoint, 1)
     _leave(endpoint, 0)
+
+
+def name_process(name: str) -> None:
+    """Show `name` (at most 15 characters) in `ps` and `top` instead of "python"."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
 
 
 def _leave(endpoint: CoreEndpoint, code: int) -> NoReturn:

@@ -55,6 +55,7 @@ class RemoteCore:
 
     def __init__(self, build: Build, progress: ProgressObserver) -> None:
         self.failure: str | None = None
+        self._is_closed = False
         self._error: Exception | None = None
         self._unfinished: dict[str, None] = {}
         self._outputs: deque[EngineOutput] = deque()
@@ -69,9 +70,11 @@ class RemoteCore:
             raise
 
     def close(self) -> None:
-        """End the core's process."""
-        self._connection.close()
-        self._supervisor.stop()
+        """End the core's process; closing twice does no harm."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._connection.close()
+            self._supervisor.stop()
 
     def add_request(self, request: EngineRequest) -> None:
         """See `EngineCore.add_request`."""

@@ -1,7 +1,6 @@
 """The engine as the HTTP server sees it: one asynchronous stream of deltas per request.
 
-    engine thread: records ─▶ pending list ─ call_soon_threadsafe ─▶ event loop
-    event loop:    record ─▶ OutputProcessor ─▶ RequestStream (merges) ─▶ the handler
+    core ─▶ CoreLink ─▶ on_records ─▶ OutputProcessor ─▶ RequestStream (merges) ─▶ the handler
 
 Detokenising happens on delivery, not on reading, so a stop string ends a request even when its
 reader is slow; and since a stream merges, such a reader holds one delta, not a queue.
@@ -10,23 +9,33 @@ reader is slow; and since a stream merges, such a reader holds one delta, not a 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Any
 
-from girih.kernels.errors import EngineError, QueueFullError, RequestError
-from girih.runtime.request import EngineRequest
+from girih.kernels.errors import EngineError, RequestError
+from girih.runtime.messages import Admission
+from girih.runtime.request import EngineOutput, EngineRequest
+from girih.serve.core_link import CoreLink
 from girih.serve.detokenizer import Vocabulary
-from girih.serve.engine_thread import Admission, Core, EngineThread, Record
+from girih.serve.engine_thread import Record
 from girih.serve.output_processor import Delta, OutputProcessor
 
 
 class RequestStream:
-    """The reader's end of one request: iterate it for deltas, close it to abort."""
+    """The reader's end of one request: iterate it for deltas, close it to abort.
+
+    Attributes:
+        request: what was asked.
+        has_started: whether the core said anything of it but that it was admitted.
+        processor: makes the deltas.
+        admitted: done when the core took the request in, or refused it.
+    """
 
     def __init__(self, engine: AsyncEngine, request: EngineRequest) -> None:
         self.request_id = request.request_id
+        self.request = request
+        self.has_started = False
         self.processor = OutputProcessor(
             engine.vocabulary, request.sampling, request.prompt_token_ids
         )
@@ -68,38 +77,36 @@ class EngineHealth:
 
     Attributes:
         alive: False after the engine died, or while a step is stuck.
+        ready: whether it takes requests.
         detail: why not.
     """
 
     alive: bool
+    ready: bool
     detail: str
 
 
 class AsyncEngine:
-    """Feeds an `EngineThread` and spreads its records over the readers.
-
-    Made inside the running event loop.
+    """Feeds a core and spreads its records over the readers; used on one event loop.
 
     Args:
-        core: the engine core; this object's thread owns it from now on.
+        link: reaches the core; closed by this object.
         vocabulary: the tokenizer.
-        on_death: called on the loop when the engine died.
+        on_death: called when the core is gone for good.
     """
 
     def __init__(
         self,
-        core: Core,
+        link: CoreLink,
         vocabulary: Vocabulary,
         on_death: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         self.vocabulary = vocabulary
-        self._on_death = on_death
-        self._loop = asyncio.get_running_loop()
+        self._tell_death = on_death
+        self._link = link
+        self._is_lost = False
         self._streams: dict[str, RequestStream] = {}
-        self._pending: list[Record] = []
-        self._pending_lock = threading.Lock()
-        self._thread = EngineThread(core, self._post, self._post_death)
-        self._thread.start()
+        link.start(self)
 
     @property
     def num_requests(self) -> int:
@@ -124,7 +131,7 @@ class AsyncEngine:
         # Registered before it is sent: the first record must find its reader.
         self._streams[request.request_id] = stream
         try:
-            self._thread.add(request)
+            self._link.add(request)
             await stream.admitted
         except BaseException:
             stream.close()
@@ -138,83 +145,101 @@ class AsyncEngine:
         del self._streams[stream.request_id]
         if not stream.processor.finished:
             stream.processor.finished = True
-            self._thread.abort([stream.request_id])
+            self._link.abort([stream.request_id])
+
+    async def call(self, method: str, **arguments: Any) -> Any:
+        """Have the core do something (see `runtime/control.py`).
+
+        Raises:
+            GirihError: it refused, failed, or is not there.
+        """
+        return await self._link.call(method, **arguments)
 
     def health(self, stall_seconds: float) -> EngineHealth:
         """Say whether the engine lives and its running step is not stuck."""
-        if self._thread.error is not None:
-            return EngineHealth(False, f"the engine died: {type(self._thread.error).__name__}")
-        seconds = self._thread.seconds_in_step()
+        error = self._link.error
+        if error is not None:
+            return EngineHealth(False, False, f"the engine died: {type(error).__name__}")
+        if self._is_lost:
+            return EngineHealth(True, False, "the engine is being started again")
+        seconds = self._link.seconds_stuck()
         if seconds > stall_seconds:
-            return EngineHealth(False, f"a step has been running for {seconds:.0f} s")
-        return EngineHealth(True, "ok")
+            return EngineHealth(False, False, f"a step has been running for {seconds:.0f} s")
+        return EngineHealth(True, True, "ok")
+
+    def fail_all(self, reason: str) -> None:
+        """End every request with an error."""
+        text = f"the engine stopped: {reason}"
+        running = [s for s in self._streams.values() if not s.processor.finished]
+        for stream in running:
+            self._fail(stream, text)
+        if running:
+            self._link.abort([stream.request_id for stream in running])
 
     def close(self) -> None:
-        """End the engine thread; readers get an error."""
-        self._thread.close()
-        self._fail_all(EngineError("the server is shutting down"))
+        """Let go of the core; readers get an error."""
+        self.fail_all("the server is shutting down")
+        self._link.close()
 
-    def _post(self, records: list[Record]) -> None:
-        """Called in the engine thread."""
-        with self._pending_lock:
-            scheduled = bool(self._pending)
-            self._pending.extend(records)
-        if not scheduled:
-            self._call_loop(self._deliver)
+    # ---- CoreListener ----
 
-    def _post_death(self, error: BaseException) -> None:
-        """Called in the engine thread."""
-        self._call_loop(lambda: self._die(error))
-
-    def _call_loop(self, callback: Callable[[], None]) -> None:
-        # A closed loop has no readers left to tell.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(callback)
-
-    def _deliver(self) -> None:
-        with self._pending_lock:
-            records, self._pending = self._pending, []
+    def on_records(self, records: list[Record]) -> None:
+        """Spread admissions and outputs over the streams."""
         stopped: list[str] = []
         for record in records:
-            stream = self._streams.get(record.request_id)
-            if stream is None or stream.processor.finished:
-                continue  # late news of an aborted request
             if isinstance(record, Admission):
-                _settle(stream, record)
-                continue
-            stream.put(stream.processor.process(record))
-            if stream.processor.must_abort:
+                self._settle(record)
+            elif isinstance(record, EngineOutput) and self._put(record):
                 stopped.append(record.request_id)
         if stopped:
-            self._thread.abort(stopped)
+            self._link.abort(stopped)
 
-    def _die(self, error: BaseException) -> None:
-        self._fail_all(error)
-        self._on_death(error)
+    def on_lost(self) -> None:
+        """End the requests that had tokens; the others wait for the next core."""
+        self._is_lost = True
+        for stream in list(self._streams.values()):
+            if stream.has_started and not stream.processor.finished:
+                self._fail(stream, "the engine stopped: its process ended")
 
-    def _fail_all(self, error: BaseException) -> None:
-        text = f"the engine stopped: {type(error).__name__}: {error}"
+    def on_back(self) -> None:
+        """Hand over again what waits."""
+        self._is_lost = False
         for stream in self._streams.values():
-            if stream.processor.finished:
-                continue
+            if not stream.processor.finished:
+                self._link.add(stream.request)
+
+    def on_death(self, error: BaseException) -> None:
+        """End every request and tell the owner."""
+        self.fail_all(f"{type(error).__name__}: {error}")
+        self._tell_death(error)
+
+    def _put(self, output: EngineOutput) -> bool:
+        """Turn a record into a delta; whether the core must be told to stop."""
+        stream = self._streams.get(output.request_id)
+        if stream is None or stream.processor.finished:
+            return False  # late news of an aborted request
+        stream.has_started = True
+        stream.put(stream.processor.process(output))
+        return stream.processor.must_abort
+
+    def _settle(self, admission: Admission) -> None:
+        """Let the submitter go on, or tell it why not."""
+        stream = self._streams.get(admission.request_id)
+        if stream is None or stream.processor.finished:
+            return
+        refusal = admission.refusal
+        if stream.admitted.done():  # handed over again to another core
+            if refusal is not None:
+                self._fail(stream, f"the engine was started again: {refusal.message}")
+        elif refusal is None:
+            stream.admitted.set_result(None)
+        else:
             stream.processor.finished = True
-            if stream.admitted.done():
-                stream.put(Delta(finish_reason="error", error=text))
-            else:
-                stream.admitted.set_exception(EngineError(text))
+            stream.admitted.set_exception(refusal.as_error())
 
-
-def _settle(stream: RequestStream, record: Admission) -> None:
-    """Let the submitter go on, or tell it why not."""
-    if stream.admitted.done():
-        return
-    if record.refusal is None:
-        stream.admitted.set_result(None)
-        return
-    stream.processor.finished = True
-    if record.refusal == "request":
-        stream.admitted.set_exception(RequestError(record.message, record.param))
-    elif record.refusal == "queue_full":
-        stream.admitted.set_exception(QueueFullError(record.message))
-    else:
-        stream.admitted.set_exception(EngineError(record.message))
+    def _fail(self, stream: RequestStream, text: str) -> None:
+        stream.processor.finished = True
+        if stream.admitted.done():
+            stream.put(Delta(finish_reason="error", error=text))
+        else:
+            stream.admitted.set_exception(EngineError(text))

@@ -64,8 +64,10 @@ class ServeConfig:
             it in the content.
         stall_seconds: a step running longer makes /health fail.
         keep_alive_seconds: silence in a stream before a comment line is sent.
-        shutdown_seconds: grace for running requests after SIGTERM.
+        drain_seconds: how long running requests may go on after SIGTERM.
+        api_processes: processes that answer HTTP; more than one share one core.
         log_requests: one access line per request (never the prompt).
+        log_style: "text" or "json".
     """
 
     host: str = "127.0.0.1"
@@ -85,17 +87,28 @@ class ServeConfig:
     reasoning_parser: str = "auto"
     stall_seconds: float = 120.0
     keep_alive_seconds: float = 15.0
-    shutdown_seconds: float = 5.0
+    drain_seconds: float = 30.0
+    api_processes: int = 1
     log_requests: bool = True
+    log_style: str = "text"
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"serve.port is {self.port}; it must be 0 to 65535")
+        if self.log_style not in ("text", "json"):
+            raise ConfigError(f"serve.log_style is {self.log_style!r}; it must be text or json")
         choose(tool_formats(), self.tool_parser, None, "serve.tool_parser")
         choose(reasoning_formats(), self.reasoning_parser, None, "serve.reasoning_parser")
         if any(not key for key in self.api_keys):
             raise ConfigError("serve.api_keys holds an empty key; remove it or give it a value")
-        for name in ("max_body_bytes", "max_prompts", "max_choices", "max_n", "max_stop_strings"):
+        for name in (
+            "api_processes",
+            "max_body_bytes",
+            "max_prompts",
+            "max_choices",
+            "max_n",
+            "max_stop_strings",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"serve.{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("stall_seconds", "keep_alive_seconds", "body_seconds"):

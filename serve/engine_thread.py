@@ -1,9 +1,7 @@
 """Runs an engine core in its own thread; only msgspec records go in and out.
 
-    any thread ── add / abort ─▶ mailbox ─▶ [ core.step() ... ] ─▶ on_records(records)
-                                  (bounded)   sleeps when idle      on_death(error)
-
-A process boundary can take this thread's place: mailbox and callbacks become two sockets.
+any thread ── add / abort / call ─▶ mailbox ─▶ [ core.step() ... ] ─▶ on_records(records)
+                                    (bounded)   sleeps when idle      on_death(error)
 """
 
 from __future__ import annotations
@@ -12,66 +10,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
-import msgspec
-
-from girih.kernels.errors import EngineError, GirihError, QueueFullError, RequestError
-from girih.runtime.request import EngineOutput, EngineRequest
+from girih.kernels.errors import EngineError
+from girih.runtime.core_service import admit, answer_call
+from girih.runtime.engine import EngineCore
+from girih.runtime.messages import AbortRequests, AddRequest, Admission, Answer, Call
+from girih.runtime.request import EngineOutput
 
 MAILBOX_LIMIT = 65536
 
-
-class AddRequest(msgspec.Struct, frozen=True, tag=True):
-    """Take a request in."""
-
-    request: EngineRequest
-
-
-class AbortRequests(msgspec.Struct, frozen=True, tag=True):
-    """Drop requests and free their blocks."""
-
-    request_ids: list[str]
-
-
-Command = AddRequest | AbortRequests
-
-
-class Admission(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `AddRequest`.
-
-    Attributes:
-        request_id: whose request.
-        refusal: None when it was taken in; else "request", "queue_full" or "engine".
-        message: why it was refused.
-        param: the field at fault.
-    """
-
-    request_id: str
-    refusal: str | None = None
-    message: str = ""
-    param: str | None = None
-
-
-Record = Admission | EngineOutput
-
-
-class Core(Protocol):
-    """What the thread needs of `girih.runtime.engine.EngineCore`."""
-
-    failure: str | None
-
-    def add_request(self, request: EngineRequest) -> None:
-        """Queue a request."""
-
-    def abort(self, request_ids: list[str]) -> object:
-        """Drop requests."""
-
-    def step(self) -> list[EngineOutput]:
-        """Run one step."""
-
-    def has_work(self) -> bool:
-        """Whether a step would do something."""
+Record = Admission | Answer | EngineOutput
 
 
 class EngineThread:
@@ -85,14 +33,14 @@ class EngineThread:
 
     def __init__(
         self,
-        core: Core,
+        core: EngineCore,
         on_records: Callable[[list[Record]], None],
         on_death: Callable[[BaseException], None],
     ) -> None:
         self._core = core
         self._on_records = on_records
         self._on_death = on_death
-        self._mailbox: deque[Command] = deque()
+        self._mailbox: deque[AddRequest | AbortRequests | Call] = deque()
         self._wake = threading.Condition()
         self._closing = False
         self._step_started: float | None = None
@@ -103,13 +51,13 @@ class EngineThread:
         """Begin to serve."""
         self._thread.start()
 
-    def add(self, request: EngineRequest) -> None:
-        """Hand a request over.
+    def send(self, command: AddRequest | Call) -> None:
+        """Hand a request or a call over.
 
         Raises:
             EngineError: the engine died, is closing, or cannot keep up with its mailbox.
         """
-        self._send(AddRequest(request), MAILBOX_LIMIT)
+        self._send(command, MAILBOX_LIMIT)
 
     def abort(self, request_ids: list[str]) -> None:
         """Ask to drop requests; takes effect before the next step."""
@@ -129,7 +77,7 @@ class EngineThread:
         started = self._step_started
         return 0.0 if started is None else time.monotonic() - started
 
-    def _send(self, command: Command, limit: int | None) -> None:
+    def _send(self, command: AddRequest | AbortRequests | Call, limit: int | None) -> None:
         with self._wake:
             if self.error is not None:
                 raise EngineError(f"the engine died: {self.error}")
@@ -171,18 +119,10 @@ class EngineThread:
                 raise EngineError(self._core.failure)
         return True
 
-    def _handle(self, command: Command) -> None:
+    def _handle(self, command: AddRequest | AbortRequests | Call) -> None:
         if isinstance(command, AbortRequests):
             self._core.abort(command.request_ids)
-            return
-        request_id = command.request.request_id
-        answer = Admission(request_id)
-        try:
-            self._core.add_request(command.request)
-        except RequestError as error:
-            answer = Admission(request_id, "request", str(error), error.param)
-        except QueueFullError as error:
-            answer = Admission(request_id, "queue_full", str(error))
-        except GirihError as error:
-            answer = Admission(request_id, "engine", str(error))
-        self._on_records([answer])
+        elif isinstance(command, AddRequest):
+            self._on_records([admit(self._core, command)])
+        else:
+            self._on_records([answer_call(self._core, command)])

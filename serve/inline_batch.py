@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from girih.kernels.errors import EngineError
-from girih.runtime.engine import EngineCore
+from girih.runtime.engine import EngineStats
 from girih.runtime.request import EngineOutput, EngineRequest
 from girih.runtime.sampling_params import SamplingParams
 from girih.runtime.structured.backends import check as check_structured
@@ -20,11 +20,36 @@ from girih.serve.sampling_defaults import check_room
 from girih.serve.tokenizer import Tokenizer
 
 
+class StepwiseCore(Protocol):
+    """What this module needs of an engine core, in this process or in another."""
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Queue a request; raises when it is refused."""
+
+    def abort(self, request_ids: list[str]) -> object:
+        """Drop requests."""
+
+    def has_work(self) -> bool:
+        """Whether a step would bring something."""
+
+    def step(self) -> list[EngineOutput]:
+        """Make or await a step."""
+
+    def reset_prefix_cache(self) -> None:
+        """Forget cached prefixes."""
+
+    def stats(self) -> EngineStats:
+        """Counters up to now."""
+
+    def close(self) -> None:
+        """End it."""
+
+
 class EngineHandle(Protocol):
     """What `girih.runtime.launch.build_engine` returns, as far as the front end looks."""
 
     @property
-    def core(self) -> EngineCore:
+    def core(self) -> StepwiseCore:
         """Takes requests and makes steps."""
 
     @property

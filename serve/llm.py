@@ -55,10 +55,12 @@ class LLM:
         return llm
 
     def _build(self, config: EngineConfig, progress: Progress) -> None:
-        from girih.runtime.launch import build_engine
-
-        handle = build_engine(config, progress)
+        handle = _start_engine(config, progress)
         self._attach(handle, load_tokenizer(handle.model_path))
+
+    def close(self) -> None:
+        """End the engine (its process too, if it has one); the object is not used afterwards."""
+        self.handle.core.close()
 
     def _attach(self, handle: EngineHandle, tokenizer: Tokenizer) -> None:
         self.handle = handle
@@ -133,6 +135,21 @@ class LLM:
             for prompt, chosen in zip(prompts, params, strict=True)
         ]
         return InlineBatch(self.handle, self.tokenizer, items)
+
+
+def _start_engine(config: EngineConfig, progress: Progress) -> EngineHandle:
+    if config.runtime.process == "process":
+        import functools
+
+        from girih.serve.core_build import build_core
+        from girih.serve.logs import LogSettings
+        from girih.serve.remote_handle import RemoteHandle
+
+        build = functools.partial(build_core, config, LogSettings("WARNING"))
+        return RemoteHandle(build, progress)
+    from girih.runtime.launch import build_engine
+
+    return build_engine(config, progress)
 
 
 def _params_per_prompt(

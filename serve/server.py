@@ -1,8 +1,11 @@
-"""The server process: opens the port at once, builds the engine beside it, ends cleanly.
+"""The server process: opens the port at once, has the engine built beside it, ends cleanly.
 
-main thread: uvicorn's event loop      ┐
-build thread: build ─▶ ready or failed ┤─▶ ServerState ─▶ /ready
-engine thread: steps (from ready on)   ┘
+    starting ─▶ ready ─▶ draining ─▶ ended         ServerState tells /health and /ready
+        ╰── failed ──────────────────────╯
+
+A signal starts the drain: /ready turns 503 and new requests are refused while the port stays open,
+running requests get `serve.drain_seconds`, then those left get an error and the process ends. A
+second signal skips the wait.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from pathlib import Path
 
 import uvicorn
 
@@ -26,27 +29,19 @@ from girih.serve.api.app import create_app
 from girih.serve.api.state import Served, ServerState
 from girih.serve.async_engine import AsyncEngine
 from girih.serve.config import SamplingConfig, ServeConfig
-from girih.serve.inline_batch import EngineHandle
+from girih.serve.engine_start import EngineStart, StartedEngine
 from girih.serve.sampling_defaults import SamplingDefaults, read_generation_config
-from girih.serve.tokenizer import Tokenizer
 
-
-@dataclass(frozen=True)
-class Built:
-    """What the build thread makes."""
-
-    handle: EngineHandle
-    tokenizer: Tokenizer
-
-
-Build = Callable[[Progress], Built]
+DEATH_NOTICE_SECONDS = 2.0  # a dead engine's server stays up so long, for probes to see why
+LAST_WORDS_SECONDS = 2  # for responses that just ended to leave
+POLL_SECONDS = 0.02
 
 
 class GirihServer:
     """One server.
 
     Args:
-        build: makes the engine; runs in its own thread.
+        start: makes the engine.
         config: address and limits.
         sampling: overrides of the model's sampling defaults.
         policy: the scheduler's policy.
@@ -56,7 +51,7 @@ class GirihServer:
 
     def __init__(
         self,
-        build: Build,
+        start: EngineStart,
         config: ServeConfig,
         *,
         sampling: SamplingConfig | None = None,
@@ -68,106 +63,120 @@ class GirihServer:
         self.app = create_app(self.state, self._lifespan)
         self.error: BaseException | None = None
         self.port = config.port
-        self._build = build
+        self._start = start
         self._config = config
         self._sampling = sampling
         self._policy = policy
         self._progress = progress
         self._announce = announce
         self._uvicorn: _Uvicorn | None = None
-        self._builder = threading.Thread(target=self._run_build, name="girih-build", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._drain: asyncio.Task[None] | None = None
+        self._is_hurried = False
 
-    def run(self) -> int:
+    def run(self, listener: socket.socket | None = None) -> int:
         """Serve until a signal; returns the exit code.
 
+        Args:
+            listener: a bound socket to serve on instead of opening the configured address.
+
         Raises:
-            EngineError: the address cannot be listened on.
+            EngineError: the address cannot be listened on, or the engine died.
         """
-        listener = open_port(self._config.host, self._config.port)
+        listener = listener or open_port(self._config.host, self._config.port)
         self.port = listener.getsockname()[1]
         settings = uvicorn.Config(
             self.app,
             log_config=None,
             access_log=False,
             lifespan="on",
-            timeout_graceful_shutdown=max(1, int(self._config.shutdown_seconds)),
+            timeout_graceful_shutdown=LAST_WORDS_SECONDS,
             timeout_keep_alive=65,
             server_header=False,
         )
         self._uvicorn = _Uvicorn(settings, self._on_signal)
-        with contextlib.closing(listener):
-            self._uvicorn.run(sockets=[listener])
+        try:
+            with contextlib.closing(listener):
+                self._uvicorn.run(sockets=[listener])
+        finally:
+            self._start.close()
         if self.error is not None:
             raise self.error
         return 0
 
     def stop(self) -> None:
-        """Take no new requests, let running ones finish for a while, then end."""
+        """Take no new requests, let running ones finish for a while, then end (any thread)."""
         self.state.draining = True
-        if self._uvicorn is not None:
-            self._uvicorn.should_exit = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended already
+                self._loop.call_soon_threadsafe(self._begin_drain)
 
     @property
     def is_building(self) -> bool:
-        """Whether the build thread still works (it cannot be interrupted)."""
-        return self._builder.is_alive()
+        """Whether a thread still builds (it cannot be interrupted)."""
+        return self._start.is_busy
 
     @asynccontextmanager
     async def _lifespan(self) -> AsyncIterator[None]:
         self._loop = asyncio.get_running_loop()
-        self._builder.start()
+        starting = asyncio.create_task(self._start_engine())
         yield
         self.state.draining = True
+        starting.cancel()
+        if self._drain is not None:
+            self._drain.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
         if self.state.served is not None:
             self.state.served.engine.close()
 
-    def _run_build(self) -> None:
+    async def _start_engine(self) -> None:
         try:
-            built = self._build(self._on_progress)
-            done: Callable[[], None] = lambda: self._set_ready(built)  # noqa: E731
+            started = await self._start.start(self._on_progress)
+        except asyncio.CancelledError:
+            raise
         except BaseException as error:  # told to the main thread, which ends the process
-            reason = error
-            done = lambda: self._fail(reason)  # noqa: E731
-        with contextlib.suppress(RuntimeError):  # the loop is gone: nobody waits for this
-            self._loop.call_soon_threadsafe(done)
+            self._fail(error)
+        else:
+            self._set_ready(started)
 
     def _on_progress(self, event: ProgressEvent) -> None:
         self.state.on_progress(event)
         self._progress(event)
 
-    def _set_ready(self, built: Built) -> None:
+    def _set_ready(self, started: StartedEngine) -> None:
         if self.state.draining:
+            started.link.close()
             return
-        handle = built.handle
-        engine = AsyncEngine(handle.core, built.tokenizer, self._on_engine_death)
+        facts = started.facts
+        engine = AsyncEngine(started.link, started.tokenizer, self._on_engine_death)
         self.state.set_ready(
             Served(
                 engine=engine,
-                tokenizer=built.tokenizer,
-                name=handle.name,
-                key=handle.key,
-                max_model_len=handle.max_model_len,
-                vocab_size=handle.vocab_size,
-                eos_token_ids=tuple(handle.eos_token_ids),
+                tokenizer=started.tokenizer,
+                name=facts.name,
+                key=facts.key,
+                max_model_len=facts.max_model_len,
+                vocab_size=facts.vocab_size,
+                eos_token_ids=tuple(facts.eos_token_ids),
                 defaults=SamplingDefaults(
-                    read_generation_config(handle.model_path), self._sampling
+                    read_generation_config(Path(facts.model_path)), self._sampling
                 ),
                 policy=self._policy,
             )
         )
-        self._announce(self._ready_line(built))
+        self._announce(self._ready_line(started))
 
-    def _ready_line(self, built: Built) -> str:
+    def _ready_line(self, started: StartedEngine) -> str:
         host = "127.0.0.1" if self._config.host in ("0.0.0.0", "::") else self._config.host
         url = f"http://{host}:{self.port}"
-        if built.tokenizer.chat_template is not None:
+        if started.tokenizer.chat_template is not None:
             path, body = "chat/completions", '{"messages": [{"role": "user", "content": "Hello!"}]}'
         else:
             path, body = "completions", '{"prompt": "Once upon a time", "max_tokens": 32}'
         seconds = self.state.readiness()["seconds"]
         key = " -H 'authorization: Bearer KEY'" if self._config.api_keys else ""
         return (
-            f"{built.handle.name} is ready at {url} after {seconds} s; try: "
+            f"{started.facts.name} is ready at {url} after {seconds} s; try: "
             f"curl {url}/v1/{path} -H 'content-type: application/json'{key} -d '{body}'"
         )
 
@@ -179,12 +188,26 @@ class GirihServer:
     def _on_engine_death(self, error: BaseException) -> None:
         """Stay up for a moment so that probes see why, then end with an error."""
         self.error = EngineError(f"the engine died: {type(error).__name__}: {error}")
-        asyncio.get_running_loop().call_later(self._config.shutdown_seconds, self.stop)
+        asyncio.get_running_loop().call_later(DEATH_NOTICE_SECONDS, self.stop)
 
     def _on_signal(self) -> None:
-        if self.state.draining and self._uvicorn is not None:
-            self._uvicorn.force_exit = True
+        if self.state.draining:
+            self._is_hurried = True
         self.stop()
+
+    def _begin_drain(self) -> None:
+        if self._drain is None:
+            self._drain = asyncio.create_task(self._drain_and_exit())
+
+    async def _drain_and_exit(self) -> None:
+        loop, served = asyncio.get_running_loop(), self.state.served
+        deadline = loop.time() + self._config.drain_seconds
+        if served is not None:
+            while served.engine.num_requests and loop.time() < deadline and not self._is_hurried:
+                await asyncio.sleep(POLL_SECONDS)
+            served.engine.fail_all("the server is shutting down")
+        assert self._uvicorn is not None
+        self._uvicorn.should_exit = True
 
 
 class _Uvicorn(uvicorn.Server):

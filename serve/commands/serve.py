@@ -2,48 +2,56 @@
 
 from __future__ import annotations
 
-import logging
-import sys
+import functools
+from typing import TYPE_CHECKING
 
 from girih.conf.compose import compose_config, to_engine_config, to_record
 from girih.graph.progress import Progress
+from girih.kernels.errors import ConfigError
+from girih.runtime.config import EngineConfig
 from girih.serve.commands import Options
 from girih.serve.config import SamplingConfig, ServeConfig
+from girih.serve.core_build import build_core
+from girih.serve.logs import LogSettings
 from girih.serve.progress import ProgressDisplay
+
+if TYPE_CHECKING:
+    from girih.serve.engine_start import Built, EngineStart
 
 
 def run(words: list[str], options: Options) -> int:
     """Serve until a signal."""
     config = compose_config("serve", words)
-    engine_config = to_engine_config(config)
-    serve_config = to_record(ServeConfig, config["serve"])
+    engine = to_engine_config(config)
+    serve = to_record(ServeConfig, config["serve"])
     sampling = to_record(SamplingConfig, config["sampling"])
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.WARNING if options.quiet else logging.INFO,
-        format="%(asctime)s %(name)s %(levelname)s %(message)s",
-    )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    from girih.serve.server import Built, GirihServer, exit_now
+    logs = LogSettings("WARNING" if options.quiet else "INFO", serve.log_style)
+    logs.apply()
+    if serve.api_processes > 1:
+        return _run_fleet(engine, serve, sampling, logs)
+    return _run_one(engine, serve, sampling, logs, options)
+
+
+def _run_one(
+    engine: EngineConfig,
+    serve: ServeConfig,
+    sampling: SamplingConfig,
+    logs: LogSettings,
+    options: Options,
+) -> int:
+    from girih.serve.server import GirihServer, exit_now
 
     display = ProgressDisplay(options.quiet)
-
-    def build(progress: Progress) -> Built:
-        from girih.runtime.launch import build_engine
-        from girih.serve.tokenizer import load_tokenizer
-
-        handle = build_engine(engine_config, progress)
-        return Built(handle, load_tokenizer(handle.model_path))
 
     def announce(line: str) -> None:
         display.close()
         print(line, flush=True)
 
     server = GirihServer(
-        build,
-        serve_config,
+        way_to_start(engine, logs),
+        serve,
         sampling=sampling,
-        policy=engine_config.scheduler.policy,
+        policy=engine.scheduler.policy,
         progress=display,
         announce=announce,
     )
@@ -54,3 +62,42 @@ def run(words: list[str], options: Options) -> int:
     if server.is_building:
         exit_now(code)
     return code
+
+
+def _run_fleet(
+    engine: EngineConfig, serve: ServeConfig, sampling: SamplingConfig, logs: LogSettings
+) -> int:
+    if engine.runtime.process == "inline":
+        raise ConfigError(
+            f"serve.api_processes is {serve.api_processes}; more than one need a core in a "
+            "process of its own: set runtime=process"
+        )
+    from girih.serve.api_fleet import ApiFleet, FleetSettings
+
+    settings = FleetSettings(
+        config=serve,
+        sampling=sampling,
+        policy=engine.scheduler.policy,
+        restarts=engine.runtime.restart == "on-failure",
+        logs=logs,
+    )
+    return ApiFleet(functools.partial(build_core, engine, logs), settings).run()
+
+
+def way_to_start(engine: EngineConfig, logs: LogSettings) -> EngineStart:
+    """Return how to come by the engine that `engine` describes."""
+    from girih.serve.engine_start import InlineStart, ProcessStart
+
+    if engine.runtime.process == "process":
+        restarts = engine.runtime.restart == "on-failure"
+        return ProcessStart(functools.partial(build_core, engine, logs), restarts)
+    return InlineStart(functools.partial(_build_inline, engine))
+
+
+def _build_inline(engine: EngineConfig, progress: Progress) -> Built:
+    from girih.runtime.launch import build_engine
+    from girih.serve.engine_start import Built
+    from girih.serve.tokenizer import load_tokenizer
+
+    handle = build_engine(engine, progress)
+    return Built(handle, load_tokenizer(handle.model_path))

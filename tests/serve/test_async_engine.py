@@ -9,6 +9,7 @@ from support_serving import fake_handle
 
 from girih.kernels.errors import EngineError, RequestError
 from girih.serve.async_engine import AsyncEngine
+from girih.serve.core_link import ThreadLink
 
 TOKENIZER = support_tokenizer.byte_level()
 
@@ -18,7 +19,7 @@ def run(scenario, **options):
     handle = fake_handle(TOKENIZER, **options)
 
     async def main():
-        engine = AsyncEngine(handle.core, TOKENIZER)
+        engine = AsyncEngine(ThreadLink(handle.core), TOKENIZER)
         try:
             return await scenario(engine, handle.core)
         finally:

@@ -115,7 +115,7 @@ def test_http_answers_during_a_slow_step(new_server):
         },
     )
     asked.start()
-    server.wait_for(lambda: server.server.state.served.engine._thread.seconds_in_step() > 0)
+    server.wait_for(lambda: server.server.state.served.engine._link.seconds_stuck() > 0)
     for _ in range(5):
         assert server.get("/health").status_code == 200
     # All five were answered inside the one step.
@@ -160,7 +160,7 @@ def test_a_failed_step_fails_its_requests_only(new_server):
 
 
 def test_a_dead_engine_ends_every_stream_and_the_server():
-    server = RunningServer(fail_at={3: EngineError("device lost")}, serve={"shutdown_seconds": 2.0})
+    server = RunningServer(fail_at={3: EngineError("device lost")}, serve={"drain_seconds": 2.0})
     with server:
         whole = server.post("/v1/completions", **LONG)
         assert whole.status_code in (500, 503)
@@ -189,11 +189,12 @@ SCRIPT = """
     from support_serving import fake_handle
     import support_tokenizer
     from girih.serve.config import ServeConfig
-    from girih.serve.server import Built, GirihServer
+    from girih.serve.engine_start import Built, InlineStart
+    from girih.serve.server import GirihServer
     tokenizer = support_tokenizer.byte_level()
     server = GirihServer(
-        lambda progress: Built(fake_handle(tokenizer, step_seconds=0.05), tokenizer),
-        ServeConfig(port=0, shutdown_seconds=5.0),
+        InlineStart(lambda progress: Built(fake_handle(tokenizer, step_seconds=0.05), tokenizer)),
+        ServeConfig(port=0, drain_seconds=5.0),
         announce=lambda line: print(line, flush=True),
     )
     sys.exit(server.run())

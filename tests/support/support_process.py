@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -26,6 +27,16 @@ class FakeEngine:
     facts: EngineFacts
 
 
+class RudeRunner(FakeRunner):
+    """Keeps the interpreter to itself during a step."""
+
+    hold_seconds = 0.0
+
+    def execute(self, plan: Any) -> Any:
+        ctypes.PyDLL(None).usleep(int(self.hold_seconds * 1e6))
+        return super().execute(plan)
+
+
 class DeadlyRunner(FakeRunner):
     """Kills its own process in step `kill_at`, as a crash in native code would."""
 
@@ -46,6 +57,7 @@ def build(
     step_seconds: float = 0.0,
     lose_device_at: int | None = None,
     kill_at: int | None = None,
+    hold_interpreter_seconds: float = 0.0,
     build_seconds: float = 0.0,
     build_error: str | None = None,
     model_path: str = "",
@@ -61,10 +73,12 @@ def build(
         raise SourceError(build_error)
     fail_at = {} if lose_device_at is None else {lose_device_at: EngineError("device lost")}
     settings = {"step_seconds": step_seconds, "fail_at": fail_at}
-    if kill_at is None:
-        runner = FakeRunner(16, vocab_size, **settings)
-    else:
+    runner = FakeRunner(16, vocab_size, **settings)
+    if kill_at is not None:
         runner = DeadlyRunner(16, vocab_size, kill_at=kill_at, **settings)
+    if hold_interpreter_seconds:
+        runner = RudeRunner(16, vocab_size, **settings)
+        runner.hold_seconds = hold_interpreter_seconds
     options.setdefault("async_scheduling", True)
     core = make_core(runner=runner, **options)
     facts = EngineFacts(

@@ -15,8 +15,10 @@ from support_core import make_core
 from support_fake_runner import FakeRunner
 
 from girih.runtime.engine import EngineCore
+from girih.runtime.messages import EngineFacts
 from girih.serve.config import SamplingConfig, ServeConfig
-from girih.serve.server import Built, GirihServer
+from girih.serve.engine_start import Built, InlineStart
+from girih.serve.server import GirihServer
 from girih.serve.tokenizer import Tokenizer
 
 MODEL = "fake"
@@ -33,6 +35,18 @@ class FakeHandle:
     name: str = MODEL
     key: str = "fp_fake"
     model_path: Path = field(default_factory=lambda: Path(tempfile.mkdtemp()))
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What front ends are told."""
+        return EngineFacts(
+            name=self.name,
+            key=self.key,
+            model_path=str(self.model_path),
+            max_model_len=self.max_model_len,
+            vocab_size=self.vocab_size,
+            eos_token_ids=self.eos_token_ids,
+        )
 
 
 def fake_handle(tokenizer: Tokenizer, *, eos: tuple[int, ...] = (), **options: Any) -> FakeHandle:
@@ -78,9 +92,9 @@ class RunningServer:
         self.exit_code: int | None = None
         self.hold = hold
         self._build_error = build_error
-        config = ServeConfig(**{"port": 0, "shutdown_seconds": 1.0, **(serve or {})})
+        config = ServeConfig(**{"port": 0, "drain_seconds": 1.0, **(serve or {})})
         self.server = GirihServer(
-            self._build,
+            InlineStart(self._build),
             config,
             sampling=SamplingConfig(**sampling) if sampling else None,
             policy=policy,

@@ -1,0 +1,170 @@
+"""Several API processes that share one port and one engine core.
+
+    ApiFleet (main process) ── CoreSupervisor ─▶ core's process
+            │                                      ▲ ZMQ
+            ╰── spawns, watches, forwards SIGTERM ─▶ N × GirihServer on the same listening socket
+
+An API process that dies takes its own requests with it (the core drops them) and is replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+
+from girih.kernels.errors import EngineError, GirihError
+from girih.runtime.core_process import Build, CoreSupervisor, name_process
+from girih.serve.config import SamplingConfig, ServeConfig
+from girih.serve.engine_start import SharedStart
+from girih.serve.logs import LogSettings
+from girih.serve.server import DEATH_NOTICE_SECONDS, LAST_WORDS_SECONDS, GirihServer, open_port
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2
+GRACE_SECONDS = DEATH_NOTICE_SECONDS + LAST_WORDS_SECONDS
+MAX_REPLACEMENTS = 10
+
+
+@dataclass(frozen=True)
+class FleetSettings:
+    """What every API process is told.
+
+    Attributes:
+        config: address and limits.
+        sampling: overrides of the model's sampling defaults.
+        policy: the scheduler's policy.
+        restarts: whether another core comes when one dies.
+        logs: how to log.
+    """
+
+    config: ServeConfig
+    sampling: SamplingConfig | None = None
+    policy: str = "fcfs"
+    restarts: bool = False
+    logs: LogSettings = field(default_factory=LogSettings)
+
+
+class ApiFleet:
+    """Runs the core and `config.api_processes` API processes.
+
+    Args:
+        build: makes the engine in the core's process; it must be picklable.
+        settings: for the API processes.
+    """
+
+    def __init__(self, build: Build, settings: FleetSettings) -> None:
+        self.port = settings.config.port
+        self._settings = settings
+        self._supervisor = CoreSupervisor(build, settings.restarts, self._on_core_end)
+        self._spawn = multiprocessing.get_context("spawn")
+        self._processes: dict[int, BaseProcess] = {}
+        self._error: GirihError | None = None
+        self._signals = 0
+        self._num_replaced = 0
+
+    def run(self) -> int:
+        """Serve until a signal; returns the exit code.
+
+        Raises:
+            EngineError: the address cannot be listened on, or the engine died.
+        """
+        config = self._settings.config
+        listener = open_port(config.host, config.port)
+        self.port = listener.getsockname()[1]
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: self.stop())
+        try:
+            self._supervisor.start()
+            for index in range(config.api_processes):
+                self._start(index, listener)
+            self._watch(listener)
+        finally:
+            listener.close()
+            self._supervisor.stop()
+            for process in self._processes.values():
+                process.kill()
+        if self._error is not None:
+            raise self._error
+        return 0
+
+    def stop(self) -> None:
+        """Drain and end; called again: end now."""
+        self._signals += 1
+        for process in list(self._processes.values()):
+            if process.is_alive() and process.pid is not None:
+                os.kill(process.pid, signal.SIGTERM)
+
+    def _start(self, index: int, listener: socket.socket) -> None:
+        process = self._spawn.Process(
+            target=run_api,
+            args=(listener, self._supervisor.address, self._settings, index == 0),
+            name=f"girih-api-{index}",
+        )
+        process.start()
+        self._processes[index] = process
+
+    def _watch(self, listener: socket.socket) -> None:
+        """Replace API processes that die; returns when all have ended and no more are wanted."""
+        while self._processes:
+            wait([process.sentinel for process in self._processes.values()], POLL_SECONDS)
+            for index, process in list(self._processes.items()):
+                if process.is_alive():
+                    continue
+                del self._processes[index]
+                if not self._is_ending():
+                    self._replace(index, process, listener)
+
+    def _is_ending(self) -> bool:
+        return self._signals > 0 or self._error is not None
+
+    def _replace(self, index: int, process: BaseProcess, listener: socket.socket) -> None:
+        self._num_replaced += 1
+        logger.error("API process %d ended with code %s", index, process.exitcode)
+        if self._num_replaced > MAX_REPLACEMENTS:
+            self._error = EngineError(f"API processes ended {self._num_replaced} times")
+            self.stop()
+            return
+        self._start(index, listener)
+
+    def _on_core_end(self, error: GirihError) -> None:
+        """Called in the supervisor's thread; API processes notice themselves and end soon."""
+        self._error = error
+        time.sleep(GRACE_SECONDS)
+        self.stop()
+
+
+def run_api(listener: socket.socket, address: str, settings: FleetSettings, is_first: bool) -> None:
+    """Serve HTTP for a core in another process; the target of an API process."""
+    os.setsid()  # a terminal's signals go to the main process, which forwards what it wants
+    name_process("girih-api")
+    settings.logs.apply()
+    server = GirihServer(
+        SharedStart(address, settings.restarts),
+        settings.config,
+        sampling=settings.sampling,
+        policy=settings.policy,
+        announce=lambda line: print(line, flush=True) if is_first else None,
+    )
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, name="girih-parent", daemon=True).start()
+    try:
+        server.run(listener)
+    except GirihError as error:
+        logger.error("%s", error)
+        os._exit(1)

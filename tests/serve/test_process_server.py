@@ -1,0 +1,312 @@
+"""The server with its core in another process: the same answers, and every way it can end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+import support_tokenizer
+from support_core import make_request
+from support_fake_runner import fake_generate
+
+SUPPORT = str(Path(__file__).parents[1] / "support")
+LONG = {"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": True, "temperature": 0}
+
+SCRIPT = """
+import functools, json, sys
+sys.path.insert(0, sys.argv[1])
+import support_process
+
+def main():
+    from girih.kernels.errors import GirihError
+    from girih.serve.api_fleet import ApiFleet, FleetSettings
+    from girih.serve.config import ServeConfig
+    from girih.serve.engine_start import ProcessStart
+    from girih.serve.server import GirihServer
+    options = json.loads(sys.argv[2])
+    restarts = options.pop("restarts", False)
+    config = ServeConfig(port=0, **options.pop("serve", {}))
+    build = functools.partial(support_process.build, **options)
+    try:
+        if config.api_processes > 1:
+            server = ApiFleet(build, FleetSettings(config, restarts=restarts))
+        else:
+            announce = lambda line: print(line, flush=True)
+            server = GirihServer(ProcessStart(build, restarts), config, announce=announce)
+        sys.exit(server.run())
+    except GirihError as error:
+        print(f"error: {error}", flush=True)
+        sys.exit(1)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+class Server:
+    """A server process over a fake model, started and killed by the test."""
+
+    def __init__(self, folder, **options):
+        script = folder / "server.py"
+        script.write_text(SCRIPT)
+        model = folder / "model"
+        model.mkdir()
+        tokenizer = support_tokenizer.byte_level()
+        (model / "tokenizer.json").write_text(tokenizer._backend.to_str())
+        options = {"vocab_size": tokenizer.vocab_size, "model_path": str(model), **options}
+        self.vocab_size = tokenizer.vocab_size
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), SUPPORT, json.dumps(options)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.url = None
+
+    def wait_ready(self):
+        line = self.process.stdout.readline()
+        assert " is ready at " in line, line
+        self.url = line.split(" at ")[1].split()[0]
+        return self
+
+    def get(self, path):
+        return httpx.get(self.url + path, timeout=20)
+
+    def post(self, path, **body):
+        return httpx.post(self.url + path, json=body, timeout=20)
+
+    def stream(self, **body):
+        body = {**LONG, "stream": True, **body}
+        return httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=20)
+
+    def children(self, name):
+        """Process ids of the server's children called `name`."""
+        files = Path(f"/proc/{self.process.pid}/task").glob("*/children")  # one per thread
+        pids = [int(word) for file in files for word in file.read_text().split()]
+        return [pid for pid in pids if Path(f"/proc/{pid}/comm").read_text().strip() == name]
+
+    def core_pid(self):
+        (pid,) = self.children("girih-core")
+        return pid
+
+    def wait_exit(self, seconds):
+        started = time.monotonic()
+        code = self.process.wait(seconds)
+        return code, time.monotonic() - started
+
+
+@pytest.fixture
+def serve(tmp_path):
+    made = []
+
+    def make(**options):
+        made.append(Server(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.process.kill()
+        server.process.wait()
+        server.process.stdout.close()
+
+
+def wait_for(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.02)
+
+
+def last_events(lines):
+    return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+
+
+def tokens_of(answer):
+    return answer.json()["choices"][0]["token_ids"]
+
+
+def test_answers_are_those_of_the_model_and_end_with_code_0(serve):
+    server = serve().wait_ready()
+    assert server.get("/ready").status_code == 200
+    answer = server.post("/v1/completions", **LONG, return_token_ids=True)
+    request = make_request("a", LONG["prompt"], max_tokens=200)
+    assert tokens_of(answer) == fake_generate(request, server.vocab_size, 256)
+    assert server.post("/v1/completions", prompt=[1] * 300).status_code == 400
+    server.process.send_signal(signal.SIGTERM)
+    code, _ = server.wait_exit(10)
+    assert code == 0
+
+
+def test_progress_of_the_other_process_is_shown_and_a_signal_ends_it(serve):
+    server = serve(build_seconds=60)
+    port = wait_listening(server.process.pid)
+    server.url = f"http://127.0.0.1:{port}"
+    wait_for(lambda: server.get("/ready").json().get("stage") == "compile")
+    assert server.get("/health").status_code == 200
+    core = server.core_pid()
+    server.process.send_signal(signal.SIGTERM)
+    code, seconds = server.wait_exit(10)
+    assert code == 0
+    assert seconds < 8
+    assert not Path(f"/proc/{core}").exists()
+
+
+def wait_listening(pid):
+    """Port of the socket that process `pid` listens on."""
+
+    def find():
+        sockets = set()
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                sockets.add(os.readlink(fd))
+            except OSError:
+                continue
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
+                return int(words[1].split(":")[1], 16)
+        return None
+
+    wait_for(lambda: find() is not None)
+    return find()
+
+
+def test_a_build_that_fails_ends_the_server_with_its_message(serve):
+    server = serve(build_error="no such model")
+    assert server.process.stdout.readline() == "error: no such model\n"
+    assert server.wait_exit(10)[0] == 1
+
+
+@pytest.mark.parametrize("how", ["kill -9", "device lost"])
+def test_the_death_of_the_core_ends_streams_and_the_server(serve, how):
+    options = {"lose_device_at": 5} if how == "device lost" else {}
+    server = serve(step_seconds=0.05, **options).wait_ready()
+    with server.stream() as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        started = time.monotonic()
+        if how == "kill -9":
+            os.kill(server.core_pid(), signal.SIGKILL)
+        events = last_events(lines)
+    assert json.loads(events[-2])["error"]["type"] == "server_error"
+    assert events[-1] == "[DONE]"
+    assert server.get("/health").status_code == 503
+    assert server.get("/ready").status_code == 503
+    code, _ = server.wait_exit(5)
+    assert code == 1
+    assert time.monotonic() - started < 6
+
+
+def test_a_new_core_takes_over_what_waited(serve):
+    server = serve(step_seconds=0.05, max_num_seqs=1, restarts=True).wait_ready()
+    waiting = {}
+
+    def ask():
+        body = {**LONG, "max_tokens": 5, "return_token_ids": True}
+        waiting["answer"] = server.post("/v1/completions", **body)
+
+    with server.stream() as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        asking = threading.Thread(target=ask)
+        asking.start()
+        time.sleep(0.3)  # admitted, and behind the stream
+        core = server.core_pid()
+        os.kill(core, signal.SIGKILL)
+        events = last_events(lines)
+    assert "error" in json.loads(events[-2])
+    asking.join()
+    request = make_request("a", LONG["prompt"], max_tokens=5)
+    assert tokens_of(waiting["answer"]) == fake_generate(request, server.vocab_size, 256)
+    assert server.get("/ready").status_code == 200
+    assert server.core_pid() != core
+
+
+def test_a_drain_flips_ready_and_lets_requests_finish(serve):
+    server = serve(step_seconds=0.02).wait_ready()
+    with server.stream(max_tokens=60) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: server.get("/ready").json()["status"] == "draining", 2)
+        refused = server.post("/v1/completions", prompt="a")
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
+        events = last_events(lines)
+    assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
+    assert server.wait_exit(10)[0] == 0
+
+
+@pytest.mark.parametrize("how", ["second signal", "time is up"])
+def test_a_drain_ends_with_errors_when_it_must(serve, how):
+    seconds = 60.0 if how == "second signal" else 0.3
+    server = serve(step_seconds=0.1, serve={"drain_seconds": seconds}).wait_ready()
+    with server.stream() as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        if how == "second signal":
+            wait_for(lambda: server.get("/ready").json()["status"] == "draining", 2)
+            server.process.send_signal(signal.SIGTERM)
+        events = last_events(lines)
+    assert "shutting down" in json.loads(events[-2])["error"]["message"]
+    assert events[-1] == "[DONE]"
+    code, seconds = server.wait_exit(10)
+    assert code == 0
+    assert seconds < 8
+
+
+def test_http_answers_while_a_step_holds_the_interpreter(serve):
+    server = serve(hold_interpreter_seconds=1.5).wait_ready()
+    body = {**LONG, "max_tokens": 1}
+    asking = threading.Thread(target=server.post, args=("/v1/completions",), kwargs=body)
+    asking.start()
+    time.sleep(0.2)
+    for _ in range(10):
+        assert server.get("/health").status_code == 200
+    assert asking.is_alive()  # all ten were answered inside the one step
+    asking.join()
+
+
+def test_a_core_that_is_stopped_makes_health_fail(serve):
+    server = serve(serve={"stall_seconds": 1.5}).wait_ready()
+    core = server.core_pid()
+    os.kill(core, signal.SIGSTOP)
+    wait_for(lambda: server.get("/health").status_code == 503)
+    assert server.get("/ready").status_code == 503
+    os.kill(core, signal.SIGCONT)
+    wait_for(lambda: server.get("/health").status_code == 200)
+
+
+def test_several_api_processes_share_a_core_and_are_replaced(serve):
+    server = serve(step_seconds=0.005, serve={"api_processes": 2}).wait_ready()
+    request = make_request("a", LONG["prompt"], max_tokens=20)
+    expected = fake_generate(request, server.vocab_size, 256)
+    for _ in range(4):
+        body = {**LONG, "max_tokens": 20, "return_token_ids": True}
+        assert tokens_of(server.post("/v1/completions", **body)) == expected
+    victim, *others = server.children("girih-api")
+    with server.stream() as answer:  # one of the two serves this
+        lines = answer.iter_lines()
+        next(lines)
+        for pid in (victim, *others):
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            list(lines)
+    wait_for(lambda: len(set(server.children("girih-api")) - {victim, *others}) == 2)
+    wait_for(lambda: is_ready(server))
+    assert tokens_of(server.post("/v1/completions", **body)) == expected
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait_exit(10)[0] == 0
+
+
+def is_ready(server):
+    try:
+        return server.get("/ready").status_code == 200
+    except httpx.TransportError:
+        return False
