@@ -92,6 +92,25 @@ class ChatKeys:
 
 
 @dataclasses.dataclass
+class RunBatchKeys:
+    """Top-level keys of `girih run-batch`.
+
+    Attributes:
+        input: JSON lines with custom_id, url and body, as OpenAI's batch API takes them.
+        output: where answers go, in the order of the input; a file that is there is gone on with.
+        concurrency: lines under way together.
+        url: a server that answers instead of an engine in this process.
+        api_key: shown to that server; null takes $OPENAI_API_KEY when it is set.
+    """
+
+    input: str | None = None
+    output: str | None = None
+    concurrency: int = 64
+    url: str | None = None
+    api_key: str | None = None
+
+
+@dataclasses.dataclass
 class EnvKeys:
     """Top-level keys of `girih env`.
 
@@ -119,6 +138,7 @@ VERBS: dict[str, VerbSchema] = {
     "fetch": VerbSchema(("model",)),
     "generate": VerbSchema((*ENGINE_SECTIONS, "sampling"), GenerateKeys),
     "chat": VerbSchema((*ENGINE_SECTIONS, "sampling"), ChatKeys),
+    "run-batch": VerbSchema((*ENGINE_SECTIONS, "sampling"), RunBatchKeys),
     "compile": VerbSchema(ENGINE_SECTIONS),
     "serve": VerbSchema((*ENGINE_SECTIONS, "sampling", "serve")),
     "bench offline": VerbSchema((*ENGINE_SECTIONS, "bench")),

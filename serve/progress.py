@@ -92,17 +92,17 @@ class ProgressDisplay:
         self._stage = ""
 
 
-def finished_bar(total: int) -> Progress:
-    """Return a bar that counts finished prompts on stderr."""
+def finished_bar(total: int, what: str = "prompts") -> Progress:
+    """Return a bar that counts finished prompts (or `what` it is) on stderr."""
     bar = Progress(
-        TextColumn("prompts"),
+        TextColumn("{task.description}"),
         BarColumn(bar_width=28),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         console=Console(file=sys.stderr),
         transient=True,
     )
-    bar.add_task("prompts", total=total)
+    bar.add_task(what, total=total)
     return bar
 
 

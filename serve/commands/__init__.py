@@ -89,6 +89,14 @@ VERBS = {
             ),
         ),
         Verb(
+            "run-batch",
+            "answer a file of requests in OpenAI's batch format",
+            (
+                "girih run-batch model=smollm2 input=requests.jsonl output=answers.jsonl",
+                "girih run-batch url=http://127.0.0.1:8000 input=FILE output=FILE concurrency=16",
+            ),
+        ),
+        Verb(
             "bench offline",
             "measure an engine in this process on fixed workloads",
             (

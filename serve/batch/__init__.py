@@ -1,0 +1,1 @@
+"""Batch files in OpenAI's format: JSON lines in, JSON lines out."""

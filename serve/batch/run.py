@@ -1,0 +1,148 @@
+"""Sends the lines of a batch, so many at a time, and writes the answers in order."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from girih.kernels.errors import EngineError
+from girih.serve.batch.lines import BatchLine, BatchOutput
+
+LOOK_AHEAD = 4  # answers may be so many times `concurrency` lines ahead of the slowest one
+BUSY = (429, 503)
+MAX_TRIES = 8
+RETRY_SECONDS = 1.0
+MAX_RETRY_SECONDS = 30.0
+
+
+@dataclass
+class BatchCounts:
+    """How far a batch is.
+
+    Attributes:
+        kept: lines answered by an earlier run.
+        answered: lines with status 200.
+        refused: lines the server answered with an error.
+        unusable: lines that could not be sent.
+    """
+
+    kept: int = 0
+    answered: int = 0
+    refused: int = 0
+    unusable: int = 0
+
+    def note(self, answer: dict[str, Any]) -> None:
+        """Count one answer."""
+        if answer["response"] is None:
+            self.unusable += 1
+        elif answer["response"]["status_code"] == 200:
+            self.answered += 1
+        else:
+            self.refused += 1
+
+    def __str__(self) -> str:
+        text = f"{self.answered} answered, {self.refused} refused, {self.unusable} unusable"
+        return text + (f", {self.kept} kept from an earlier run" if self.kept else "")
+
+
+class BatchRun:
+    """One run over a batch.
+
+    Args:
+        client: reaches the server.
+        output: where answers go.
+        concurrency: lines under way together.
+        observer: told after every line.
+    """
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        output: BatchOutput,
+        concurrency: int,
+        observer: Callable[[BatchCounts], None] = lambda counts: None,
+    ) -> None:
+        self.counts = BatchCounts()
+        self._client = client
+        self._output = output
+        self._slots = asyncio.Semaphore(concurrency)
+        self._window = concurrency * LOOK_AHEAD
+        self._observer = observer
+
+    async def run(self, lines: Iterator[BatchLine]) -> None:
+        """Answer every line that was not answered before.
+
+        Raises:
+            EngineError: the server is gone; what was answered stays, a new run goes on from there.
+        """
+        pending: deque[asyncio.Task[dict[str, Any]]] = deque()
+        try:
+            for place, line in enumerate(lines):
+                if place < len(self._output.done):
+                    self.counts.kept += 1
+                    continue
+                pending.append(asyncio.create_task(self._answer(line)))
+                if len(pending) >= self._window:
+                    await self._write(pending)
+            while pending:
+                await self._write(pending)
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+    async def _write(self, pending: deque[asyncio.Task[dict[str, Any]]]) -> None:
+        answer = await pending[0]
+        pending.popleft()
+        self._output.write(answer)
+        self.counts.note(answer)
+        self._observer(self.counts)
+
+    async def _answer(self, line: BatchLine) -> dict[str, Any]:
+        answer: dict[str, Any] = {
+            "id": f"batch_req_{uuid.uuid4().hex}",
+            "custom_id": line.custom_id,
+            "response": None,
+            "error": None,
+        }
+        if line.problem is not None:
+            message = f"line {line.number}: {line.problem}"
+            answer["error"] = {"code": "invalid_line", "message": message}
+            return answer
+        async with self._slots:
+            response = await self._send(line)
+        answer["response"] = {
+            "status_code": response.status_code,
+            "request_id": response.headers.get("x-request-id"),
+            "body": _body(response),
+        }
+        return answer
+
+    async def _send(self, line: BatchLine) -> httpx.Response:
+        """Send a line; a busy or briefly absent server is asked again."""
+        for attempt in range(MAX_TRIES):
+            try:
+                response = await self._client.post(line.url, json=line.body)
+                if response.status_code not in BUSY or attempt == MAX_TRIES - 1:
+                    return response
+                wait = response.headers.get("retry-after", "")
+            except httpx.TransportError as error:
+                if attempt >= 2:
+                    raise EngineError(f"the server does not answer: {error!r}") from error
+                wait = ""
+            hinted = float(wait) if wait.isdigit() else RETRY_SECONDS * 2**attempt
+            await asyncio.sleep(min(hinted, MAX_RETRY_SECONDS))
+        raise AssertionError("the last try returns or raises")
+
+
+def _body(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError:
+        return {"error": {"message": response.text[:1000], "type": "server_error"}}

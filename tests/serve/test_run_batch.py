@@ -1,0 +1,235 @@
+"""`girih run-batch`: order, errors per line, resuming, and an engine of its own."""
+
+import asyncio
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import httpx
+import pytest
+import support_tokenizer
+from support_serving import fake_handle
+
+from girih.kernels.errors import ConfigError, EngineError
+from girih.serve import cli
+from girih.serve.batch import run as batch_run
+from girih.serve.batch.lines import BatchOutput, read_lines
+from girih.serve.batch.run import BatchRun
+from girih.serve.config import SamplingConfig
+from girih.serve.engine_start import Built, InlineStart
+from girih.serve.local_server import LocalServer
+
+
+def request(name, prompt="Hello", **body):
+    body = {"prompt": prompt, "max_tokens": 4, "temperature": 0, **body}
+    return {"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body}
+
+
+@pytest.fixture
+def files(tmp_path):
+    class Files:
+        input = tmp_path / "in.jsonl"
+        output = tmp_path / "out.jsonl"
+
+        def write(self, *entries):
+            lines = [e if isinstance(e, str) else json.dumps(e) for e in entries]
+            self.input.write_text("\n".join(lines) + "\n")
+
+        def answers(self):
+            return [json.loads(line) for line in self.output.read_text().splitlines()]
+
+        def run(self, url, *words):
+            words = [f"input={self.input}", f"output={self.output}", f"url={url}", *words]
+            return cli.main(["run-batch", "-q", *words])
+
+    return Files()
+
+
+def test_answers_come_in_the_order_of_the_lines(files, shared_server, capsys):
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    entries = [request(f"r{i}", f"prompt {i}", max_tokens=1 + i % 7) for i in range(20)]
+    entries.append({"custom_id": "chat", "url": "/v1/chat/completions", "body": chat})
+    files.write(*entries)
+    assert files.run(shared_server.url + "/v1", "concurrency=3") == 0
+    answers = files.answers()
+    assert [a["custom_id"] for a in answers] == [e["custom_id"] for e in entries]
+    assert all(a["error"] is None and a["response"]["status_code"] == 200 for a in answers)
+    assert len({a["id"] for a in answers}) == 21
+    lengths = [a["response"]["body"]["usage"]["completion_tokens"] for a in answers[:20]]
+    assert lengths == [1 + i % 7 for i in range(20)]
+    assert answers[-1]["response"]["body"]["choices"][0]["message"]["role"] == "assistant"
+    alone = shared_server.post("/v1/completions", **entries[4]["body"]).json()
+    assert answers[4]["response"]["body"]["choices"] == alone["choices"]
+    assert capsys.readouterr().err == "21 answered, 0 refused, 0 unusable\n"
+
+
+def test_a_wrong_line_has_its_own_error(files, shared_server, capsys):
+    files.write(
+        request("a"),
+        "{",
+        "",
+        "[1]",
+        request("a"),
+        request("b", max_tokens=-1),
+        request("c", stream=True),
+        {**request("d"), "method": "GET"},
+        {**request("e"), "url": "http://elsewhere/"},
+        {**request("f"), "body": 3},
+        {**request("g"), "url": "/v1/nowhere"},
+        {**request("h"), "custom_id": 5},
+        request("i"),
+    )
+    assert files.run(shared_server.url) == 0
+    answers = files.answers()
+    assert [a["custom_id"] for a in answers] == [
+        "a", None, None, "a", "b", "c", "d", "e", "f", "g", None, "i",
+    ]  # fmt: skip
+    errors = [a["error"] and a["error"]["message"] for a in answers]
+    assert "line 2: the line is not JSON" in errors[1]
+    assert "line 5: custom_id is that of line 1" in errors[3]
+    assert "stream" in errors[5]
+    assert [a["response"] and a["response"]["status_code"] for a in answers] == [
+        200, None, None, None, 400, None, None, None, None, 404, None, 200,
+    ]  # fmt: skip
+    assert "max_tokens" in answers[4]["response"]["body"]["error"]["message"]
+    assert "2 answered, 2 refused, 8 unusable" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_where_another_ended(files, shared_server, capsys):
+    entries = [request(f"r{i}", f"prompt {i}") for i in range(6)]
+    files.write(*entries)
+    assert files.run(shared_server.url) == 0
+    whole = files.output.read_text()
+    lines = whole.splitlines(keepends=True)
+    files.output.write_text("".join(lines[:3]) + lines[3][:40])  # cut short by a crash
+    assert files.run(shared_server.url) == 0
+    assert "3 answered, 0 refused, 0 unusable, 3 kept" in capsys.readouterr().err
+    again = files.answers()
+    assert files.output.read_text().startswith("".join(lines[:3]))
+    before = [json.loads(line) for line in lines]
+    for old, new in zip(before, again, strict=True):
+        assert old["custom_id"] == new["custom_id"]
+        assert old["response"]["body"]["choices"] == new["response"]["body"]["choices"]
+    before_run = files.output.stat().st_mtime_ns
+    assert files.run("http://127.0.0.1:9") == 0  # nothing is left to ask
+    assert files.output.stat().st_mtime_ns == before_run
+    files.write(*entries[:2])
+    assert files.run(shared_server.url) == 2
+    assert "'no such line'" in capsys.readouterr().err
+
+
+def test_an_output_of_something_else_is_left_alone(files, shared_server, capsys):
+    files.write(request("a"), request("b"))
+    for text in ('{"custom_id": "z"}\n', "notes\n"):
+        files.output.write_text(text)
+        assert files.run(shared_server.url) == 2
+        assert files.output.read_text() == text
+        assert "name another" in capsys.readouterr().err
+
+
+def test_what_is_missing_is_said(files, capsys):
+    assert cli.main(["run-batch", f"output={files.output}"]) == 2
+    assert "input is missing" in capsys.readouterr().err
+    assert files.run("http://127.0.0.1:9") == 2
+    assert "cannot be read" in capsys.readouterr().err
+    files.write(request("a"))
+    assert files.run("http://127.0.0.1:9", "concurrency=0") == 2
+    with pytest.raises(ConfigError):
+        BatchOutput(str(files.output / "x" / "y"))
+
+
+def test_a_server_that_is_gone_ends_the_run(files, monkeypatch, capsys):
+    monkeypatch.setattr(batch_run, "RETRY_SECONDS", 0.0)
+    files.write(request("a"))
+    assert files.run("http://127.0.0.1:9") == 1
+    assert "does not answer" in capsys.readouterr().err
+    assert files.output.read_text() == ""
+
+
+class Busy(BaseHTTPRequestHandler):
+    refusals = 3
+
+    def do_POST(self):
+        type(self).refusals -= 1
+        status = 429 if self.refusals >= 0 else 200
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(status)
+        self.send_header("retry-after", "0")
+        self.send_header("content-length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *args):
+        pass
+
+
+def test_a_busy_server_is_asked_again(files):
+    with HTTPServer(("127.0.0.1", 0), Busy) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        files.write(request("a"))
+        code = files.run(f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+        thread.join()
+    assert code == 0
+    assert files.answers()[0]["response"]["status_code"] == 200
+    assert Busy.refusals == -1
+
+
+def test_answers_before_a_failure_are_kept(files, shared_server, monkeypatch):
+    monkeypatch.setattr(batch_run, "RETRY_SECONDS", 0.0)
+    files.write(*(request(f"r{i}") for i in range(8)))
+    count = 0
+
+    async def failing(http_request):
+        nonlocal count
+        count += 1
+        if count > 4:
+            raise httpx.ConnectError("gone")
+        return httpx.Response(200, json={"n": count})
+
+    async def run():
+        transport = httpx.MockTransport(failing)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            with BatchOutput(str(files.output)) as output:
+                await BatchRun(client, output, 2).run(read_lines(str(files.input)))
+
+    with pytest.raises(EngineError):
+        asyncio.run(run())
+    assert [a["custom_id"] for a in files.answers()] == ["r0", "r1", "r2", "r3"]
+    assert files.run(shared_server.url) == 0
+    assert [a["custom_id"] for a in files.answers()] == [f"r{i}" for i in range(8)]
+
+
+def fake_start():
+    tokenizer = support_tokenizer.byte_level()
+    return InlineStart(lambda progress: Built(fake_handle(tokenizer), tokenizer))
+
+
+def test_a_local_server_answers_its_owner_only():
+    with LocalServer(fake_start(), SamplingConfig(), "fcfs", lambda event: None) as server:
+        assert httpx.get(server.url + "/v1/models").status_code == 401
+        headers = {"authorization": f"Bearer {server.key}"}
+        assert httpx.get(server.url + "/v1/models", headers=headers).status_code == 200
+        url = server.url
+    with pytest.raises(httpx.TransportError):
+        httpx.get(url + "/health")
+
+
+def test_a_local_server_that_cannot_start_says_why():
+    def fail(progress):
+        raise ConfigError("no such model")
+
+    server = LocalServer(InlineStart(fail), SamplingConfig(), "fcfs", lambda event: None)
+    with pytest.raises(ConfigError, match="no such model"), server:
+        pass
+
+
+def test_an_engine_of_its_own_answers(files, monkeypatch):
+    from girih.serve.commands import serve
+
+    monkeypatch.setattr(serve, "way_to_start", lambda engine, logs: fake_start())
+    files.write(request("a", model="fake"), request("b", model="other"))
+    words = [f"input={files.input}", f"output={files.output}", "opt=O0", "-q"]
+    assert cli.main(["run-batch", *words]) == 0
+    assert [a["response"]["status_code"] for a in files.answers()] == [200, 404]
