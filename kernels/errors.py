@@ -74,4 +74,13 @@ class EngineError(GirihError):
 
 
 class QueueFullError(EngineError):
-    """Too many requests wait already; the same request may be tried again later."""
+    """Too many requests wait already; the same request may be tried again later.
+
+    Args:
+        message: what is full, and how full.
+        reason: the limit that was met, for counting.
+    """
+
+    def __init__(self, message: str, reason: str = "max_num_waiting") -> None:
+        super().__init__(message)
+        self.reason = reason

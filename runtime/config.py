@@ -69,6 +69,7 @@ class SchedulerConfig:
             while others wait; 0 switches the limit off.
         policy: "fcfs" or "priority".
         max_num_waiting: requests that may queue; 0 means no limit.
+        max_waiting_tokens: prompt tokens of queued requests together; 0 means no limit.
     """
 
     max_num_seqs: int = 64
@@ -77,6 +78,7 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
     policy: str = "fcfs"
     max_num_waiting: int = 0
+    max_waiting_tokens: int = 0
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens"):
@@ -88,7 +90,7 @@ class SchedulerConfig:
             raise ConfigError(
                 f"scheduler.policy is {self.policy!r}; it must be 'fcfs' or 'priority'"
             )
-        for name in ("long_prefill_token_threshold", "max_num_waiting"):
+        for name in ("long_prefill_token_threshold", "max_num_waiting", "max_waiting_tokens"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"scheduler.{name} is {getattr(self, name)}; it must be >= 0")
 
@@ -145,12 +147,16 @@ class RuntimeConfig:
     Attributes:
         process: "inline" keeps the core in the caller's process, "process" gives it its own.
         async_scheduling: plan the next step while one runs; the tokens are the same.
+        trace: file for what every step did, as Chrome trace events; None writes none.
+        status_seconds: between log lines of a serving engine that is busy; 0 logs none.
         restart: "never", or "on-failure": a core process that died is started again (requests
             without a token are handed over anew, the others end with an error).
     """
 
     process: str = "inline"
     async_scheduling: bool = True
+    trace: str | None = None
+    status_seconds: float = 10.0
     restart: str = "never"
 
     def __post_init__(self) -> None:
@@ -163,6 +169,10 @@ class RuntimeConfig:
                     f"runtime.{name} is {getattr(self, name)!r}; it must be one of "
                     f"{', '.join(allowed)}"
                 )
+        if self.status_seconds < 0:
+            raise ConfigError(
+                f"runtime.status_seconds is {self.status_seconds}; it must be 0 (off) or more"
+            )
         if self.restart != "never" and self.process == "inline":
             raise ConfigError(
                 "runtime.restart=on-failure needs runtime.process=process: a core inside the "

@@ -8,26 +8,56 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from girih.kernels.errors import RequestError
+from girih.kernels.errors import EngineError, QueueFullError, RequestError
 from girih.runtime.engine import EngineCore
+from girih.runtime.metrics import EngineMetrics
 
 Method = Callable[..., Any]
-
-METHODS: dict[str, Method] = {
-    "stats": lambda core: core.stats(),
-    "reset_prefix_cache": lambda core: core.reset_prefix_cache(),
-    "check_integrity": lambda core: core.check_integrity(),
-}
 
 
 def call_method(core: EngineCore, method: str, arguments: dict[str, Any]) -> Any:
     """Do what `method` says.
 
     Raises:
-        RequestError: no such method, or it does not take these arguments.
+        RequestError: no such method.
+        TypeError: it does not take these arguments.
         GirihError: it failed.
     """
     chosen = METHODS.get(method)
     if chosen is None:
         raise RequestError(f"the engine has no method {method!r}; it has {', '.join(METHODS)}")
     return chosen(core, **arguments)
+
+
+def note_refusal(core: EngineCore, error: QueueFullError) -> None:
+    """Count a request that was refused because queues are full."""
+    for observer in core.observers:
+        if isinstance(observer, EngineMetrics):
+            observer.note_refusal(error.reason)
+
+
+def _metrics(core: EngineCore, http: list[tuple[str, str, int, float]]) -> str:
+    """Take in what a front end saw and return all metrics as text."""
+    for observer in core.observers:
+        if isinstance(observer, EngineMetrics):
+            observer.note_http(http)
+            return observer.text()
+    raise EngineError("this engine keeps no metrics")
+
+
+def _abort(core: EngineCore, request_ids: list[str] | None = None) -> int:
+    """Abort these requests, or all; returns how many there were."""
+    if request_ids is None:
+        request_ids = list(core.scheduler.requests)
+    return len(core.abort(request_ids))
+
+
+METHODS: dict[str, Method] = {
+    "stats": EngineCore.stats,
+    "metrics": _metrics,
+    "abort": _abort,
+    "check_integrity": EngineCore.check_integrity,
+    "reset_prefix_cache": EngineCore.reset_prefix_cache,
+    "pause": EngineCore.pause,
+    "resume": EngineCore.resume,
+}

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import time
 
-from girih.kernels.errors import EngineError, GirihError
-from girih.runtime.control import call_method
+from girih.kernels.errors import EngineError, GirihError, QueueFullError
+from girih.runtime.control import call_method, note_refusal
 from girih.runtime.core_endpoint import CoreEndpoint
 from girih.runtime.engine import EngineCore
 from girih.runtime.messages import (
@@ -63,8 +63,11 @@ class CoreService:
             EngineError: the core died; every request has been told.
         """
         self._abort_requests_of(self._endpoint.broadcast(Ready(self._facts)))
-        while not self._is_stopping:
-            self.serve_once(ALIVE_SECONDS)
+        try:
+            while not self._is_stopping:
+                self.serve_once(ALIVE_SECONDS)
+        finally:
+            self._core.close_observers()
 
     def serve_once(self, timeout: float) -> None:
         """Plan, wait up to `timeout` seconds for news, and deal with them."""
@@ -122,6 +125,8 @@ def admit(core: EngineCore, command: AddRequest) -> Admission:
     try:
         core.add_request(command.request)
     except GirihError as error:
+        if isinstance(error, QueueFullError):
+            note_refusal(core, error)
         return Admission(command.request.request_id, Refusal.of(error))
     return Admission(command.request.request_id)
 

@@ -28,6 +28,7 @@ import msgspec
 from girih.kernels.errors import EngineError
 from girih.runtime.executor import ModelRunner, SchedulerOutput
 from girih.runtime.kv_cache import KVCacheStats
+from girih.runtime.observers import CoreObserver, StepReport
 from girih.runtime.plan_queue import Finished, InlinePlanQueue, PlanQueue, ThreadedPlanQueue
 from girih.runtime.request import EngineOutput, EngineRequest
 from girih.runtime.scheduler import Scheduler
@@ -45,6 +46,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     Attributes:
         num_running: requests that hold blocks.
         num_waiting: requests in the queue.
+        is_paused: nothing is planned until the engine is resumed.
         num_steps: steps that ran.
         num_failed_steps: steps whose runner raised.
         num_preemptions: how often a request lost its blocks.
@@ -59,6 +61,7 @@ class EngineStats(msgspec.Struct, frozen=True):
 
     num_running: int
     num_waiting: int
+    is_paused: bool
     num_steps: int
     num_failed_steps: int
     num_preemptions: int
@@ -81,6 +84,7 @@ class EngineCore:
 
     Attributes:
         failure: why the core died, or None while it lives.
+        observers: told what the core does.
     """
 
     def __init__(
@@ -89,11 +93,14 @@ class EngineCore:
         self.scheduler = scheduler
         self.runner = runner
         self.failure: str | None = None
+        self.observers: list[CoreObserver] = []
         self._queue: PlanQueue = (
             ThreadedPlanQueue(runner) if async_scheduling else InlinePlanQueue(runner)
         )
+        self._is_paused = False
         self._max_in_flight = PLANS_IN_FLIGHT if async_scheduling else 1
         self._planned: deque[SchedulerOutput] = deque()
+        self._plan_times: deque[tuple[float, float]] = deque()  # begun and made, per plan
         self._oldest_since = 0.0  # when the oldest plan became the oldest
         self._num_steps = 0
         self._num_failed_steps = 0
@@ -110,6 +117,8 @@ class EngineCore:
         """
         self._check_alive()
         self.scheduler.add_request(request)
+        for observer in self.observers:
+            observer.on_request(request)
 
     def abort(self, request_ids: list[str]) -> list[EngineOutput]:
         """End requests now and free their blocks; unknown ids are ignored.
@@ -117,11 +126,11 @@ class EngineCore:
         Returns:
             One record with finish reason "abort" for each that was unfinished.
         """
-        return self.scheduler.finish_requests(request_ids, "abort")
+        return self._end(request_ids, "abort")
 
     def has_work(self) -> bool:
-        """Whether a `step` would find unfinished requests, or plans in flight."""
-        return bool(self._planned) or self.scheduler.has_work()
+        """Whether a `step` would find something to do: plans in flight, unfinished requests."""
+        return bool(self._planned) or (self.scheduler.has_work() and not self._is_paused)
 
     def step(self) -> list[EngineOutput]:
         """Plan what can be planned, then wait for the oldest plan and digest its result.
@@ -141,16 +150,18 @@ class EngineCore:
 
     def plan_ahead(self) -> bool:
         """Make plans until as many are in flight as may be; whether any is."""
-        started = time.perf_counter()
-        while len(self._planned) < self._max_in_flight:
+        while len(self._planned) < self._max_in_flight and not self._is_paused:
+            begun = time.monotonic()
             plan = self.scheduler.schedule()
+            made = time.monotonic()
+            self._seconds[0] += made - begun
             if plan is None:
                 break
             if not self._planned:
-                self._oldest_since = time.monotonic()
+                self._oldest_since = made
             self._planned.append(plan)
+            self._plan_times.append((begun, made))
             self._queue.submit(plan)
-        self._seconds[0] += time.perf_counter() - started
         return bool(self._planned)
 
     def has_result(self) -> bool:
@@ -178,22 +189,34 @@ class EngineCore:
         """
         try:
             finished = self._queue.wait()
-            received = time.perf_counter()
+            received = time.monotonic()
             outputs = self.scheduler.update(finished.result)
         except Exception as error:
             return self._fail(error)
         except BaseException:
             self.scheduler.preempt_requests(self._void_plans())
             raise
-        self._planned.popleft()
-        self._oldest_since = time.monotonic()
-        self._queue.forget(1)
-        self._note_step(finished, received)
+        self._note_step(finished, received, outputs)
         return outputs
 
     def close(self) -> None:
         """End the runner's thread; the core is not used afterwards."""
         self._queue.close()
+        self.close_observers()
+
+    def close_observers(self) -> None:
+        """Tell the observers that nothing more will come."""
+        for observer in self.observers:
+            observer.close()
+        self.observers.clear()
+
+    def pause(self) -> None:
+        """Plan nothing more until `resume`; plans in flight come to their end."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Plan again."""
+        self._is_paused = False
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes (for example after the weights changed)."""
@@ -205,6 +228,7 @@ class EngineCore:
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=scheduler.num_waiting,
+            is_paused=self._is_paused,
             num_steps=self._num_steps,
             num_failed_steps=self._num_failed_steps,
             num_preemptions=scheduler.num_preemptions,
@@ -225,17 +249,37 @@ class EngineCore:
         if self.failure is not None:
             raise EngineError(f"the engine core died: {self.failure}")
 
-    def _note_step(self, finished: Finished, received: float) -> None:
+    def _note_step(self, finished: Finished, received: float, outputs: list[EngineOutput]) -> None:
+        """Let the oldest plan leave and account for it."""
+        updated = time.monotonic()
+        plan, (begun, made) = self._planned.popleft(), self._plan_times.popleft()
+        self._queue.forget(1)
+        self._oldest_since = updated
         self._seconds[1] += finished.ended - finished.started
-        self._seconds[2] += time.perf_counter() - received
+        self._seconds[2] += updated - received
         self._num_steps += 1
         self._failures_in_a_row = 0
+        if self.observers:
+            runner = (finished.started, finished.ended)
+            times = finished.result.times
+            report = StepReport(plan, outputs, begun, made, *runner, received, updated, times)
+            for observer in self.observers:
+                observer.on_step(report)
+
+    def _end(
+        self, request_ids: list[str], reason: str, error: str | None = None
+    ) -> list[EngineOutput]:
+        outputs = self.scheduler.finish_requests(request_ids, reason, error=error)
+        for observer in self.observers:
+            observer.on_end(outputs)
+        return outputs
 
     def _void_plans(self) -> list[str]:
         """Take back every plan in flight; returns the requests they would have advanced."""
         affected = self.scheduler.roll_back(self._planned[0].step_id)
         self._queue.forget(len(self._planned))
         self._planned.clear()
+        self._plan_times.clear()
         return affected
 
     def _fail(self, error: Exception) -> list[EngineOutput]:
@@ -250,7 +294,7 @@ class EngineCore:
         if isinstance(error, EngineError) or self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
             self.failure = text
             failed = list(self.scheduler.requests)
-        outputs = self.scheduler.finish_requests(failed, "error", error=text)
+        outputs = self._end(failed, "error", text)
         # The runner may have got ahead with plans that are void now: it starts these anew.
         unharmed = [i for i in affected if i in self.scheduler.requests]
         self.scheduler.preempt_requests(unharmed)

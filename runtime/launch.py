@@ -37,6 +37,7 @@ from girih.runtime.kv_cache import KVCacheManager
 from girih.runtime.messages import EngineFacts
 from girih.runtime.model_runner import CompiledModelRunner
 from girih.runtime.scheduler import Scheduler
+from girih.runtime.step_trace import StepTracer
 from girih.runtime.structured.rows import GrammarRows
 from girih.runtime.structured.store import GrammarStore
 from girih.runtime.structured.vocabulary import read_vocabulary
@@ -308,7 +309,10 @@ class _Start:
         runner = CompiledModelRunner(
             executable, batch, GrammarRows(grammars, spec.vocab_size), threads
         )
-        return EngineCore(scheduler, runner, self.config.runtime.async_scheduling)
+        core = EngineCore(scheduler, runner, self.config.runtime.async_scheduling)
+        if self.config.runtime.trace is not None:
+            core.observers.append(StepTracer(Path(self.config.runtime.trace)))
+        return core
 
 
 def _load_tiles(bundle: Bundle) -> dict[str, TileFn]:

@@ -26,7 +26,7 @@ class Finished:
 
     Attributes:
         result: the runner's answer.
-        started: when the runner took it up (`time.perf_counter`).
+        started: when the runner took it up (`time.monotonic`).
         ended: when it was done.
     """
 
@@ -84,9 +84,9 @@ class InlinePlanQueue:
 
     def wait(self) -> Finished:
         """See `PlanQueue.wait`."""
-        started = time.perf_counter()
+        started = time.monotonic()
         result = self._runner.execute(self._plans[0])
-        return Finished(result, started, time.perf_counter())
+        return Finished(result, started, time.monotonic())
 
     def forget(self, num_plans: int) -> None:
         """See `PlanQueue.forget`."""
@@ -107,9 +107,7 @@ class ThreadedPlanQueue:
         on_result: called in that thread after each plan; must not block.
     """
 
-    def __init__(
-        self, runner: ModelRunner, on_result: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, runner: ModelRunner, on_result: Callable[[], None] = lambda: None) -> None:
         self.on_result = on_result
         self._runner = runner
         self._plans: queue.SimpleQueue[tuple[int, SchedulerOutput] | None] = queue.SimpleQueue()
@@ -164,13 +162,13 @@ class ThreadedPlanQueue:
         failure: tuple[int, BaseException] | None = None
         while (entry := self._plans.get()) is not None:
             generation, plan = entry
-            started = time.perf_counter()
+            started = time.monotonic()
             outcome: Finished | BaseException
             if failure is not None and failure[0] == generation:
                 outcome = failure[1]
             else:
                 try:
-                    outcome = Finished(self._runner.execute(plan), started, time.perf_counter())
+                    outcome = Finished(self._runner.execute(plan), started, time.monotonic())
                 except BaseException as error:  # raised again where the result is waited for
                     failure, outcome = (generation, error), error
             self._outcomes.put(outcome)

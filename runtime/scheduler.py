@@ -151,12 +151,7 @@ class Scheduler:
                 param="request_id",
             )
         max_total_tokens = self.limits.max_total_tokens(source)
-        limit = self.config.max_num_waiting
-        if limit and self.num_waiting >= limit:
-            raise QueueFullError(
-                f"{self.num_waiting} requests wait, scheduler.max_num_waiting is {limit}: "
-                "try again later"
-            )
+        self._check_queue(len(source.prompt_token_ids))
         request = Request(source, self._next_sequence, max_total_tokens)
         self._next_sequence += 1
         self.requests[request.request_id] = request
@@ -165,6 +160,27 @@ class Scheduler:
             self.blocked[request.request_id] = request
         else:
             self.waiting.add(request)
+
+    def _check_queue(self, num_tokens: int) -> None:
+        """Raise `QueueFullError` when a prompt of `num_tokens` may not be queued now."""
+        limit = self.config.max_num_waiting
+        if limit and self.num_waiting >= limit:
+            raise QueueFullError(
+                f"{self.num_waiting} requests wait, scheduler.max_num_waiting is {limit}: "
+                "try again later",
+                reason="max_num_waiting",
+            )
+        limit = self.config.max_waiting_tokens
+        if not limit or not self.num_waiting:
+            return
+        waiting = self.requests.values()
+        queued = sum(r.num_tokens for r in waiting if r.status is not RequestStatus.RUNNING)
+        if queued + num_tokens > limit:
+            raise QueueFullError(
+                f"{queued} prompt tokens wait and the prompt has {num_tokens}; "
+                f"scheduler.max_waiting_tokens is {limit}: try again later",
+                reason="max_waiting_tokens",
+            )
 
     # ---- planning ----
 

@@ -147,6 +147,29 @@ class AsyncEngine:
             stream.processor.finished = True
             self._link.abort([stream.request_id])
 
+    def abort(self, name: str | None = None) -> int:
+        """End the requests of one HTTP request, or all; readers get finish reason "abort".
+
+        Args:
+            name: the request id that clients see; ids here are NAME-prompt-choice-random.
+
+        Returns:
+            How many were running.
+        """
+        ended = [
+            stream
+            for stream in self._streams.values()
+            if stream.admitted.done()
+            and not stream.processor.finished
+            and name in (None, stream.request_id.rsplit("-", 3)[0])
+        ]
+        for stream in ended:
+            stream.processor.finished = True
+            stream.put(Delta(finish_reason="abort"))
+        if ended:
+            self._link.abort([stream.request_id for stream in ended])
+        return len(ended)
+
     async def call(self, method: str, **arguments: Any) -> Any:
         """Have the core do something (see `runtime/control.py`).
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from girih.kernels.errors import ConfigError
 from girih.serve.parsers.registry import choose, reasoning_formats, tool_formats
@@ -41,6 +41,19 @@ class SamplingConfig:
     ignore_eos: bool = False
 
 
+@dataclass
+class MetricsConfig:
+    """How /metrics shows the engine's metrics.
+
+    Attributes:
+        prefix: in front of every name, instead of "girih:" (e.g. "vllm:" for its dashboards).
+        guard: ask for an API key there too.
+    """
+
+    prefix: str = "girih:"
+    guard: bool = False
+
+
 @dataclass(frozen=True)
 class ServeConfig:
     """The HTTP server and its limits.
@@ -49,6 +62,7 @@ class ServeConfig:
         host: address to listen on.
         port: TCP port; 0 takes a free one.
         api_keys: keys a client must show; empty leaves the server open.
+        admin_key: opens the routes under /admin; null leaves them out.
         max_body_bytes: largest request body.
         body_seconds: how long a body may take to arrive.
         max_prompts: prompts in one completion request.
@@ -56,7 +70,8 @@ class ServeConfig:
         max_n: choices per prompt.
         max_stop_strings: stop strings per request.
         max_logprobs: alternatives per token.
-        max_stored_responses: finished turns of /v1/responses kept in memory.
+        max_stored_responses: finished turns of /v1/responses kept in memory (by a single API
+            process; several keep none).
         max_stored_bytes: how large they may be together.
         trust_request_chat_template: requests may bring their own chat template.
         tool_parser: how the model writes tool calls; "auto" asks its chat template.
@@ -68,11 +83,13 @@ class ServeConfig:
         api_processes: processes that answer HTTP; more than one share one core.
         log_requests: one access line per request (never the prompt).
         log_style: "text" or "json".
+        metrics: `prefix` of metric names on /metrics; `guard` asks for an API key there too.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    admin_key: str | None = None
     max_body_bytes: int = 16 * 1024 * 1024
     body_seconds: float = 60.0
     max_prompts: int = 1024
@@ -91,6 +108,7 @@ class ServeConfig:
     api_processes: int = 1
     log_requests: bool = True
     log_style: str = "text"
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -99,6 +117,10 @@ class ServeConfig:
             raise ConfigError(f"serve.log_style is {self.log_style!r}; it must be text or json")
         choose(tool_formats(), self.tool_parser, None, "serve.tool_parser")
         choose(reasoning_formats(), self.reasoning_parser, None, "serve.reasoning_parser")
+        if self.admin_key == "" or self.admin_key in self.api_keys:
+            raise ConfigError(
+                "serve.admin_key is empty or one of serve.api_keys; give it a value of its own"
+            )
         if any(not key for key in self.api_keys):
             raise ConfigError("serve.api_keys holds an empty key; remove it or give it a value")
         for name in (
@@ -114,6 +136,17 @@ class ServeConfig:
         for name in ("stall_seconds", "keep_alive_seconds", "body_seconds"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"serve.{name} is {getattr(self, name)}; it must be above 0")
+
+
+@dataclass(frozen=True)
+class ExplainConfig:
+    """What `girih explain` writes.
+
+    Attributes:
+        html: file for a page with passes, program map and tile costs; null prints text.
+    """
+
+    html: str | None = None
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from fastapi import FastAPI
 
 from girih import __version__
-from girih.serve.api import chat, completions, generate, info
+from girih.serve.api import chat, completions, generate, info, metrics
 from girih.serve.api.errors import install_error_handlers
+from girih.serve.api.http_metrics import HttpMetrics
 from girih.serve.api.messages import routes as messages
 from girih.serve.api.middleware import AccessLog, Guard, RequestIds
 from girih.serve.api.responses import routes as responses
@@ -39,10 +40,11 @@ def create_app(state: ServerState, lifespan: Lifespan | None = None) -> FastAPI:
     )
     app.state.server = state
     install_error_handlers(app)
-    for module in (chat, completions, responses, messages, generate, info):
+    for module in (chat, completions, responses, messages, generate, info, metrics):
         app.include_router(module.router)
     # The one added last is outermost.
     app.add_middleware(Guard, config=state.config)
+    app.add_middleware(HttpMetrics, seen=state.http_seen)
     if state.config.log_requests:
         app.add_middleware(AccessLog)
     app.add_middleware(RequestIds)

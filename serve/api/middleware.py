@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from girih.serve.api.errors import ApiError
 from girih.serve.config import ServeConfig
+from girih.serve.logs import request_id
 
 logger = logging.getLogger("girih.access")
 OPEN_PATHS = ("/health", "/ready", "/version")
@@ -36,6 +37,7 @@ class RequestIds:
         state = scope.setdefault("state", {})
         state["request_id"] = given or uuid.uuid4().hex
         state["has_own_id"] = bool(given)
+        request_id.set(state["request_id"])  # for log lines
 
         async def naming(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -86,6 +88,7 @@ class Guard:
         self._keys = [key.encode() for key in config.api_keys]
         self._max_bytes = config.max_body_bytes
         self._body_seconds = config.body_seconds
+        self._open_paths = OPEN_PATHS if config.metrics.guard else (*OPEN_PATHS, "/metrics")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or answer it with the refusal."""
@@ -93,7 +96,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        if self._keys and scope["path"] not in OPEN_PATHS and not self._has_key(headers):
+        if self._keys and scope["path"] not in self._open_paths and not self._has_key(headers):
             error = ApiError(401, "a valid API key is needed (Authorization: Bearer KEY)")
             await error.response()(scope, receive, send)
             return

@@ -8,6 +8,7 @@ from typing import Any
 
 from girih.graph.progress import ProgressEvent
 from girih.serve.api.errors import RETRY_SECONDS, ApiError
+from girih.serve.api.http_metrics import HttpSeen
 from girih.serve.api.responses.store import ResponseStore
 from girih.serve.async_engine import AsyncEngine
 from girih.serve.config import ServeConfig
@@ -52,6 +53,7 @@ class ServerState:
         failure: why building failed, or None.
         draining: no new requests are taken.
         responses: finished turns of /v1/responses.
+        http_seen: HTTP requests that the metrics do not count yet.
     """
 
     def __init__(self, config: ServeConfig) -> None:
@@ -59,7 +61,10 @@ class ServerState:
         self.served: Served | None = None
         self.failure: str | None = None
         self.draining = False
-        self.responses = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
+        # Several API processes would each know a part of the responses: then none are kept.
+        kept = config.max_stored_responses if config.api_processes == 1 else 0
+        self.responses = ResponseStore(kept, config.max_stored_bytes)
+        self.http_seen = HttpSeen()
         self._event: ProgressEvent | None = None
         self._started = time.monotonic()
         self._ready_after: float | None = None
@@ -108,7 +113,9 @@ class ServerState:
     @property
     def is_ready(self) -> bool:
         """Whether requests are answered now."""
-        return self.status == "ready" and self.health()[0]
+        if self.status != "ready" or self.served is None:
+            return False
+        return self.served.engine.health(self.config.stall_seconds).ready
 
     def health(self) -> tuple[bool, str]:
         """Return (whether the process makes progress, why not)."""

@@ -11,7 +11,7 @@ from girih.kernels.errors import ConfigError
 from girih.runtime.config import EngineConfig
 from girih.serve.commands import Options
 from girih.serve.config import SamplingConfig, ServeConfig
-from girih.serve.core_build import build_core
+from girih.serve.core_build import build_core, build_watched
 from girih.serve.logs import LogSettings
 from girih.serve.progress import ProgressDisplay
 
@@ -95,9 +95,8 @@ def way_to_start(engine: EngineConfig, logs: LogSettings) -> EngineStart:
 
 
 def _build_inline(engine: EngineConfig, progress: Progress) -> Built:
-    from girih.runtime.launch import build_engine
     from girih.serve.engine_start import Built
     from girih.serve.tokenizer import load_tokenizer
 
-    handle = build_engine(engine, progress)
+    handle = build_watched(engine, progress)
     return Built(handle, load_tokenizer(handle.model_path))

@@ -132,7 +132,7 @@ def test_options_become_the_engine_configuration():
 
 def test_option_names_are_unambiguous():
     sections = [section for section, _ in option_names().values()]
-    assert set(sections) == {"model", "target", "scheduler", "cache", "compile"}
+    assert set(sections) == {"model", "target", "scheduler", "cache", "runtime", "compile"}
     assert len(set(option_names().values())) == len(sections)
 
 

@@ -1,0 +1,59 @@
+"""Notes every HTTP request for the metrics, which the core keeps (see `runtime/metrics.py`)."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+UNCOUNTED = ("/health", "/ready", "/version", "/metrics")
+LIMIT = 10_000  # requests noted while nobody asks for metrics; later ones are not counted
+
+Seen = tuple[str, str, int, float]
+"""Method, route, status, seconds."""
+
+
+class HttpSeen:
+    """Requests that were answered and not counted yet."""
+
+    def __init__(self) -> None:
+        self._seen: list[Seen] = []
+
+    def add(self, seen: Seen) -> None:
+        """Note a request."""
+        if len(self._seen) < LIMIT:
+            self._seen.append(seen)
+
+    def take(self) -> list[Seen]:
+        """Return what was noted and forget it."""
+        seen, self._seen = self._seen, []
+        return seen
+
+
+class HttpMetrics:
+    """Notes method, route, status and duration of every request but probes."""
+
+    def __init__(self, app: ASGIApp, seen: HttpSeen) -> None:
+        self._app = app
+        self._seen = seen
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve and note one request."""
+        if scope["type"] != "http" or scope["path"] in UNCOUNTED:
+            await self._app(scope, receive, send)
+            return
+        started = time.monotonic()
+        status = 0
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            # The route, not the path: a path can be anything and would be a series of its own.
+            route = getattr(scope.get("route"), "path", "none")
+            self._seen.add((scope["method"], route, status, time.monotonic() - started))
