@@ -34,8 +34,11 @@ _MARCH = {
     "generic": "x86-64",
     "avx2": "x86-64-v3",
     "avx512": "x86-64-v4",
-    "avx512_bf16": "x86-64-v4",
+    "avx512_bf16": "cooperlake",  # x86-64-v4 with AVX512-BF16
 }
+
+
+_DEVICE_EXPRESSION = 'std::regex re("(cpu|cuda|xpu|mps)(:([0-9]+))?");'
 
 
 def inductor_options(target: Target) -> dict[str, Any]:
@@ -43,6 +46,7 @@ def inductor_options(target: Target) -> dict[str, Any]:
     return {
         "cpp.dynamic_threads": True,
         "cpp.simdlen": _SIMD_BITS[target.isa],
+        "cpp.march": _MARCH[target.isa],  # not "native": the bundle runs on any machine of the ISA
         # Round where the model rounds: fused bfloat16 code otherwise keeps float32 in between,
         # which is no less accurate but up to 3.7 % away from what transformers computes.
         "emulate_precision_casts": True,
@@ -73,7 +77,7 @@ def compile_tile(graph: fx.Graph, path: Path, target: Target) -> None:
     module = fx.GraphModule({}, graph)
     examples, dynamic = _example_inputs(graph)
     try:
-        with warnings.catch_warnings(), _quiet(), torch.no_grad():
+        with warnings.catch_warnings(), _quiet(), _lean_headers(), torch.no_grad():
             warnings.simplefilter("ignore")
             exported = torch.export.export(module, examples, dynamic_shapes=dynamic)
             torch._inductor.aoti_compile_and_package(
@@ -168,6 +172,26 @@ def _example_inputs(
             examples.append(torch.empty(shape, dtype=value.dtype, device="cpu"))
         dynamic.append(dims or None)
     return tuple(examples), tuple(dynamic)
+
+
+@contextlib.contextmanager
+def _lean_headers() -> Iterator[None]:
+    """Have g++ find `aoti_include/` first, if torch's header is the one it was written for."""
+    torch_headers = Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_runtime"
+    header = torch_headers / "model_base.h"
+    text = header.read_text() if header.exists() else ""
+    if text.count("std::regex") != 2 or _DEVICE_EXPRESSION not in text:
+        yield
+        return
+    before = os.environ.get("CPLUS_INCLUDE_PATH")
+    ours = str(Path(__file__).parent / "aoti_include")
+    os.environ["CPLUS_INCLUDE_PATH"] = f"{ours}:{before}" if before else ours
+    try:
+        yield
+    finally:
+        del os.environ["CPLUS_INCLUDE_PATH"]
+        if before:
+            os.environ["CPLUS_INCLUDE_PATH"] = before
 
 
 @contextlib.contextmanager
