@@ -2,7 +2,9 @@
 
 import json
 import logging
+import re
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +79,13 @@ def test_log_lines_name_the_request():
         request_id.reset(token)
     assert "[" not in TextFormatter().format(make_record()).split("INFO")[1]
     assert "request_id" not in json.loads(JsonFormatter().format(make_record()))
+
+
+def test_every_metric_of_the_dashboard_exists(observed):
+    server = observed()
+    server.post("/v1/completions", prompt="a", max_tokens=2)
+    names = set(re.findall(r"^(?:girih:)?\w+", server.get("/metrics").text, re.MULTILINE))
+    dashboard = (Path(__file__).parents[2] / "serve" / "grafana.json").read_text()
+    used = set(re.findall(r"girih:\w+|\bhttp_\w+", dashboard))
+    assert len(used) > 15
+    assert {name for name in used if name not in names} == {"girih:admission_rejections_total"}
