@@ -13,10 +13,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from girih.serve.api.errors import ApiError
 from girih.serve.config import ServeConfig
+from girih.serve.web import PAGES
 from girih.serve.logs import request_id
 
 logger = logging.getLogger("girih.access")
-OPEN_PATHS = ("/health", "/ready", "/version")
+OPEN_PATHS = ("/health", "/ready", "/version", *PAGES)
+QUIET_PATHS = (*OPEN_PATHS, "/status")  # asked often: not in the log by default
 
 
 class RequestIds:
@@ -73,7 +75,7 @@ class AccessLog:
             ms = (time.perf_counter() - started) * 1000
             client = (scope.get("client") or ("-",))[0]
             path = ascii(scope["path"])[1:-1]
-            level = logging.DEBUG if path in OPEN_PATHS else logging.INFO  # probes ask often
+            level = logging.DEBUG if path in QUIET_PATHS else logging.INFO  # probes ask often
             name = ascii(scope["state"]["request_id"])[1:-1]
             logger.log(
                 level, "%s %s %s %d %.1f ms %s", client, scope["method"], path, status, ms, name

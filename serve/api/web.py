@@ -1,0 +1,60 @@
+"""The page at `/` and the status it draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from girih import __version__
+from girih.serve.api.errors import json_response
+from girih.serve.api.state import ServerState
+from girih.serve.web import PAGES, read_page
+
+router = APIRouter(include_in_schema=False)
+
+# Nothing but this server's own files runs, loads or is asked; nobody may frame the page.
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+async def page(request: Request) -> Response:
+    """Return one file of the page."""
+    content, kind = read_page(request.url.path)
+    return Response(content, media_type=kind, headers=HEADERS)
+
+
+for _path in PAGES:
+    router.add_api_route(_path, page, methods=["GET"])
+
+
+@router.get("/status")
+async def status(request: Request) -> Response:
+    """Return what the page shows: readiness, the model, and the engine's counters."""
+    state: ServerState = request.app.state.server
+    body: dict[str, Any] = {**state.readiness(), "version": __version__}
+    served = state.served
+    if served is not None and state.is_ready:
+        body |= {
+            "model": served.name,
+            "key": served.key,
+            "max_model_len": served.max_model_len,
+            "engine": await served.engine.call("stats"),
+        }
+    return json_response(body, headers={"cache-control": "no-store"})
