@@ -106,7 +106,7 @@ class _Writer:
         if kind == "any_text":
             return "TEXT?"
         if kind == "regex":
-            return self._named(f"/{_unslashed(node['pattern'])}/", is_terminal=True)
+            return self._named(f"/{unslashed(node['pattern'])}/", is_terminal=True)
         if kind == "json_schema":
             return self._named(f"%json {json.dumps(node['json_schema'])}")
         if kind == "grammar":
@@ -166,5 +166,6 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
-def _unslashed(pattern: str) -> str:
+def unslashed(pattern: str) -> str:
+    """A regular expression for use between the slashes of Lark."""
     return re.sub(r"(?<!\\)/", r"\\/", pattern)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from girih.runtime.structured.tag_grammar import lark_escaped
+from girih.runtime.structured.tag_grammar import lark_escaped, unslashed
 from girih.serve.parsers import deepseek, gemma, harmony, hermes, mistral, qwen3_coder
 from girih.serve.parsers.registry import ReasoningFormat
 
@@ -68,8 +68,9 @@ class Writer:
         if token_id is None:
             self.lines.append(f"{name}[lazy]: /(.|\\n)*{lark_escaped(end)}/")
             return name
-        self.lines.append(f"T{name}: /(.|\\n)+/")
-        return f"(T{name}? <[{token_id}]>)"
+        text = f"T{len(self.lines)}"
+        self.lines.append(f"{text}: /(.|\\n)+/")
+        return f"({text}? <[{token_id}]>)"
 
     def pick(self, expressions: Sequence[str]) -> str:
         """Expression for one of several."""
@@ -160,20 +161,32 @@ def _pythonic(writer: Writer, tool: Tool) -> str:
     return f"{quoted(tool.name + '(')} {listed(items, quoted(', '))} {quoted(')')}"
 
 
+def _text(writer: Writer, schema: dict[str, Any], end: str) -> str:
+    """Expression for unquoted text of a schema, and the marker after it."""
+    pattern = str(schema.get("pattern", ""))
+    shortest, longest = schema.get("minLength", 0), schema.get("maxLength", "")
+    if "enum" in schema:
+        text = writer.pick([quoted(str(option)) for option in schema["enum"]])
+    elif pattern.startswith("^") and pattern.endswith("$"):
+        text = writer.rule(f"/{unslashed(pattern[1:-1])}/")
+    elif shortest or longest != "":
+        text = writer.rule(f"/[^<]{{{shortest},{longest}}}/")  # no marker begins inside
+    else:
+        return writer.until(end)
+    return f"{text} {writer.text(end)}"
+
+
 def _coder(writer: Writer, tool: Tool) -> str:
     head = quoted(f"\n<function={tool.name}>\n")
     lines = [f"{writer.text(qwen3_coder.START)} {head}"]
+    end = f"\n{qwen3_coder.PARAMETER_END}"
     for name, part, must in _properties(tool):
-        end = quoted(f"\n{qwen3_coder.PARAMETER_END}\n")
-        if _is_text(part) and "enum" in part:
-            value = writer.pick([quoted(str(option)) for option in part["enum"]]) + f" {end}"
-        elif _is_text(part):
-            value = f"{writer.until(f'{chr(10)}{qwen3_coder.PARAMETER_END}')} {quoted(chr(10))}"
-        else:
-            value = f"{writer.json(part)} {end}"
-        item = f"({quoted(f'<parameter={name}>{chr(10)}')} {value})"
+        plain = _is_text(part)
+        value = _text(writer, part, end) if plain else f"{writer.json(part)} {quoted(end)}"
+        opening = quoted(f"<parameter={name}>\n")
+        item = f'({opening} {value} "\\n")'
         lines.append(item if must else f"{item}?")
-    lines.append(f"{quoted('</function>' + chr(10))} {writer.text(qwen3_coder.END)}")
+    lines.append(f"{quoted(qwen3_coder.FUNCTION_END + chr(10))} {writer.text(qwen3_coder.END)}")
     return " ".join(lines)
 
 
@@ -182,13 +195,8 @@ def _gemma_of(marks: gemma.Marks) -> Callable[[Writer, Tool], str]:
         quote = writer.text(marks.quote)
         items = []
         for name, part, must in _properties(tool):
-            if _is_text(part) and "enum" in part:
-                options = writer.pick([quoted(str(option)) for option in part["enum"]])
-                value = f"{quote} {options} {quote}"
-            elif _is_text(part):
-                value = f"{quote} {writer.until(marks.quote)}"
-            else:
-                value = writer.json(part)
+            is_text = _is_text(part)
+            value = f"{quote} {_text(writer, part, marks.quote)}" if is_text else writer.json(part)
             items.append((f"{quoted(name + ':')} {value}", must))
         head = f"{writer.text(marks.start)} {quoted(f'call:{tool.name}{{')}"
         return f"{head} {listed(items, quoted(','))} {quoted('}')} {writer.text(marks.end)}"
