@@ -7,6 +7,7 @@ too early or cached with wrong content.
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -15,6 +16,7 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 from support_core import Collected, collect, make_core, make_request
 from support_fake_runner import FakeRunner, fake_generate
@@ -68,6 +70,7 @@ class Traffic(RuleBasedStateMachine):
         self.sources = {}
         self.collected: dict[str, Collected] = {}
         self.aborted = set()
+        self.num_failures = 0
         self.admitted = []
         self.plans = 0
 
@@ -164,8 +167,9 @@ class Traffic(RuleBasedStateMachine):
         for request_id, source in self.sources.items():
             expected = fake_generate(source, VOCAB_SIZE, MAX_MODEL_LEN)
             entry = self.collected[request_id]
-            if request_id in self.aborted:
-                assert entry.finish_reason == "abort"
+            if request_id in self.aborted or entry.finish_reason == "error":
+                assert entry.finish_reason == ("abort" if request_id in self.aborted else "error")
+                assert entry.finish_reason == "abort" or self.num_failures
                 assert entry.tokens == expected[: len(entry.tokens)]
                 continue
             assert entry.tokens == expected
@@ -196,7 +200,34 @@ class Traffic(RuleBasedStateMachine):
 
 
 class StepMachine(Traffic):
-    """The core stepped synchronously."""
+    """The core stepped as it is, with a runner in the caller's thread or in its own."""
+
+    # Three in a row would end the core.
+    @precondition(lambda self: self.scheduler.requests and self.core._failures_in_a_row < 2)
+    @rule()
+    def a_step_fails(self):
+        """The next step that is run raises; its requests end with an error, no other does."""
+        before = self.core.stats().num_failed_steps
+        runner = self.core.runner
+        while self.scheduler.num_in_flight:  # so that "next" is known
+            self.core.pause()
+            collect(self.collected, self.core.step())
+        self.core.resume()
+        runner.fail_at[runner.num_steps] = ValueError("made to fail")
+        collect(self.collected, self.core.step())
+        self.num_failures += self.core.stats().num_failed_steps - before
+        assert self.core.failure is None
+        collect(self.collected, self.core.step())
+
+    @rule()
+    def pause(self):
+        """Nothing is planned until the core is resumed; what runs comes to its end."""
+        self.core.pause()
+        while self.core.has_work():
+            collect(self.collected, self.core.step())
+        assert self.scheduler.num_in_flight == 0
+        assert self.core.step() == []
+        self.core.resume()
 
     @rule(count=st.integers(1, 6))
     def step(self, count):
@@ -273,13 +304,23 @@ class PlansInFlightMachine(Traffic):
         self.check_ends()
 
 
-_SETTINGS = settings(
-    max_examples=150,
-    stateful_step_count=30,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+def _settings(max_examples):
+    return settings(
+        max_examples=max_examples,
+        stateful_step_count=30,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+
+
 TestStepMachine = StepMachine.TestCase
-TestStepMachine.settings = _SETTINGS
+TestStepMachine.settings = _settings(150)
 TestPlansInFlightMachine = PlansInFlightMachine.TestCase
-TestPlansInFlightMachine.settings = _SETTINGS
+TestPlansInFlightMachine.settings = _settings(150)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", [StepMachine, PlansInFlightMachine])
+def test_long_traffic(machine):
+    """Tens of thousands of generated steps."""
+    run_state_machine_as_test(machine, settings=_settings(700))
