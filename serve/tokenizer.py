@@ -8,27 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from girih.kernels.errors import RequestError, SourceError
+from girih.runtime.token_bytes import TokenBytes
 from girih.serve.chat_template import ChatTemplate, load_chat_template
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The printable stand-in of every byte in byte-level vocabularies (character → byte)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    alphabet = {chr(byte): byte for byte in printable}
-    hidden = [byte for byte in range(256) if byte not in set(printable)]
-    alphabet |= {chr(256 + index): byte for index, byte in enumerate(hidden)}
-    return alphabet
-
-
-BYTE_OF = _byte_alphabet()
-WORD_MARK = "\u2581"
 
 
 class Tokenizer:
@@ -51,20 +39,19 @@ class Tokenizer:
         backend.no_padding()
         self.chat_template = chat_template
         self.special_tokens = special_tokens or {}
-        kinds = _decoder_kinds(backend)
-        self.is_byte_level = kinds == ["ByteLevel"]
-        self._special_ids = frozenset(
-            token_id
-            for token_id, token in backend.get_added_tokens_decoder().items()
-            if token.special
-        )
-        self._byte_ids = _byte_token_ids(backend) if "ByteFallback" in kinds else {}
-        self.token_bytes = lru_cache(maxsize=65536)(self._token_bytes)
+        self._token_bytes = TokenBytes(backend)
+        self.is_byte_level = self._token_bytes.is_byte_level
+        self.token_bytes = lru_cache(maxsize=65536)(self._token_bytes.of)
 
     @property
     def vocab_size(self) -> int:
         """Ids the tokenizer knows (a model's own vocabulary may be padded beyond)."""
         return int(self._backend.get_vocab_size())
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Bytes of the longest token."""
+        return max(len(self.token_bytes(token_id)) for token_id in range(self.vocab_size))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`.
@@ -92,11 +79,11 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token is a control token, left out of text by default."""
-        return token_id in self._special_ids
+        return token_id in self._token_bytes.special_ids
 
     def is_byte_token(self, token_id: int) -> bool:
         """Whether the token stands for one byte of a character the vocabulary lacks."""
-        return token_id in self._byte_ids
+        return token_id in self._token_bytes.byte_ids
 
     def render_chat(
         self,
@@ -122,19 +109,6 @@ class Tokenizer:
                 param="messages",
             )
         return template.render(messages, self.special_tokens, **options)
-
-    def _token_bytes(self, token_id: int) -> bytes:
-        if token_id in self._byte_ids:
-            return bytes([self._byte_ids[token_id]])
-        token = self._backend.id_to_token(token_id)
-        if token is None:
-            return b""
-        if not self.is_byte_level:
-            return str(token).replace(WORD_MARK, " ").encode()
-        try:
-            return bytes(BYTE_OF[character] for character in token)
-        except KeyError:  # an added token is written as it is
-            return str(token).encode()
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -188,16 +162,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise SourceError(f"{path} is not valid JSON: {error}") from error
     return content if isinstance(content, dict) else {}
-
-
-def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:
-    if backend.decoder is None:
-        return []
-    state = json.loads(backend.decoder.__getstate__())
-    parts = state.get("decoders", [state])
-    return [part["type"] for part in parts]
-
-
-def _byte_token_ids(backend: tokenizers.Tokenizer) -> dict[int, int]:
-    ids = {byte: backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)}
-    return {token_id: byte for byte, token_id in ids.items() if token_id is not None}

@@ -79,7 +79,7 @@ class _ChatWriter:
             **self._head,
             "object": "chat.completion",
             "choices": [self._choice(news) for news in choices],
-            "usage": self._job.usage.body(),
+            "usage": self._job.usage_body(),
         }
         prompt_logprobs = choices[0].delta.prompt_logprobs
         if prompt_logprobs is not None:
@@ -100,7 +100,7 @@ class _ChatWriter:
                 yield event(self._chunk([self._delta_choice(news)]))
             options = self._body.stream_options
             if options is not None and options.include_usage:
-                yield event({**self._chunk([]), "usage": self._job.usage.body()})
+                yield event({**self._chunk([]), "usage": self._job.usage_body()})
         except Exception as error:  # the status line is sent: tell it in the stream
             yield event(as_api_error(error).body())
         yield DONE
@@ -109,7 +109,7 @@ class _ChatWriter:
         chunk = {**self._head, "object": "chat.completion.chunk", "choices": choices}
         options = self._body.stream_options
         if options is not None and options.include_usage and options.continuous_usage_stats:
-            chunk["usage"] = self._job.usage.body()
+            chunk["usage"] = self._job.usage_body()
         return chunk
 
     def _first_chunk(self, index: int) -> dict[str, Any]:

@@ -138,8 +138,9 @@ class ChatForm:
         return StructuredOutput.grammar(text, param="tools")
 
     def _tool_format(self, formats: ChatFormats) -> ToolFormat:
-        if formats.tools is not None:
-            return formats.tools
+        known = formats.tools
+        if known is not None and (self._choice == "auto" or known.name in grammars.CALLS):
+            return known
         if self._choice == "auto":
             raise RequestError(
                 "tools are given, but nothing is known about how this model calls them: its chat "

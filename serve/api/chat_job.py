@@ -93,6 +93,13 @@ class ChatJob:
         encode = self.served.tokenizer.encode
         return sum(len(encode(text, add_special_tokens=False)) for text in self._reasoning if text)
 
+    def usage_body(self) -> dict[str, Any]:
+        """Return the `usage` object, with the reasoning's share when there is some."""
+        body = self.usage.body()
+        if any(self._reasoning):
+            body["completion_tokens_details"] = {"reasoning_tokens": self.num_reasoning_tokens()}
+        return body
+
     async def whole(self, http: Request) -> list[ChatNews] | None:
         """Wait for every choice; None when the client went away.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from girih.kernels.errors import RequestError
@@ -104,11 +105,11 @@ def _of_form(form: str, value: Any, fields: dict[str, Any]) -> StructuredOutput:
                 param=fields["param"],
             )
         return StructuredOutput.json_object(**fields)
-    make = {
+    makers: dict[str, Callable[..., StructuredOutput]] = {
         "json": StructuredOutput.json_schema,
         "regex": StructuredOutput.regex,
         "choice": StructuredOutput.choice,
         "grammar": StructuredOutput.grammar,
         "structural_tag": StructuredOutput.structural_tag,
-    }[form]
-    return make(value, **fields)
+    }
+    return makers[form](value, **fields)

@@ -117,8 +117,9 @@ def reasoning_formats() -> Mapping[str, ReasoningFormat]:
 
 
 def _with_plugins(own: tuple[Format, ...], group: str) -> dict[str, Format]:
-    added: list[Format] = [point.load() for point in entry_points(group=group)]
-    return {entry.name: entry for entry in (*added, *own)}
+    entries: list[Format] = [point.load() for point in entry_points(group=group)]
+    entries += own
+    return {entry.name: entry for entry in entries}
 
 
 def choose(
