@@ -50,6 +50,12 @@ def _dispatch(words: list[str], flags: set[str]) -> int:
 
         print(overview())
         return 0
+    family = _family(words[0])
+    if wants_help and family and len(words) == 1:
+        from girih.serve.cli_help import family_screen
+
+        print(family_screen(family))
+        return 0
     verb, rest = _find_verb(words)
     if wants_help:
         from girih.serve.cli_help import verb_screen
@@ -69,16 +75,21 @@ def _find_verb(words: list[str]) -> tuple[Verb, list[str]]:
         verb = VERBS.get(" ".join(words[:count]))
         if verb is not None:
             return verb, words[count:]
-    family = [name for name in VERBS if name.startswith(f"{words[0]} ")]
+    family = _family(words[0])
     if family:
         seen = f", not '{words[1]}'" if len(words) > 1 else ""
-        allowed = " or ".join(f"`girih {name}`" for name in family)
+        allowed = " or ".join(f"`girih {verb.name}`" for verb in family)
         raise ConfigError(f"`girih {words[0]}` needs a second word: {allowed}{seen}")
     from difflib import get_close_matches
 
     close = get_close_matches(words[0], VERBS, n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""
     raise ConfigError(f"unknown verb '{words[0]}'; {hint}Verbs: {', '.join(VERBS)}")
+
+
+def _family(word: str) -> list[Verb]:
+    """Return the verbs of two words that begin with `word`."""
+    return [verb for name, verb in VERBS.items() if name.startswith(f"{word} ")]
 
 
 def _refuse_unknown_flags(words: list[str]) -> None:

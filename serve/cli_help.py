@@ -15,6 +15,12 @@ FLAGS = (
 )
 
 
+def family_screen(verbs: list[Verb]) -> str:
+    """Return the help of the verbs that share a first word."""
+    lines = [f"  girih {verb.name:<14} {verb.summary}" for verb in verbs]
+    return "\n".join([*lines, "", "`--help` after any of them lists its settings."])
+
+
 def overview() -> str:
     """Return the screen of `girih` alone."""
     lines = [

@@ -17,6 +17,23 @@ SHELLS = ("bash", "zsh", "fish")
 FILES = "<files>"
 """Stands for "a path": the shell completes it."""
 
+PATHS = (
+    "file",
+    "input",
+    "output",
+    "load",
+    "bundle",
+    "dump",
+    "json",
+    "records",
+    "plots",
+    "workload_file",
+    "source",
+    "before",
+    "after",
+)
+"""Last parts of keys whose text is a path."""
+
 _BASH = """\
 _girih() {
     local IFS=$'\\n' line="${COMP_LINE:0:COMP_POINT}"
@@ -141,7 +158,8 @@ def _values(verb: str, key: str, typed: str) -> list[str]:
     kind = schema.leaf_types(verb).get(schema.ALIASES.get(key, key))
     if kind is bool:
         return _starting(f"{key}={typed}", (f"{key}={value}" for value in ("true", "false")))
-    return [FILES] if kind in (str, str | None) else []
+    is_path = kind in (str, str | None) and key.rpartition(".")[2] in PATHS
+    return [FILES] if is_path else []
 
 
 def _starting(word: str, known: Iterable[str]) -> list[str]:

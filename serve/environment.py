@@ -56,7 +56,9 @@ def as_text(report: Report) -> str:
 
 
 def _software() -> Iterator[tuple[str, str]]:
-    commit = _output("git", "-C", str(Path(__file__).parent), "log", "-1", "--format=%h %cs")
+    root = Path(__file__).parents[1]
+    is_checkout = (root / ".git").exists()  # a wheel may lie inside somebody else's repository
+    commit = is_checkout and _output("git", "-C", str(root), "log", "-1", "--format=%h %cs")
     yield "girih", f"{__version__} ({commit})" if commit else __version__
     yield "python", f"{platform.python_version()} ({platform.python_implementation()})"
     for name in PACKAGES:

@@ -245,6 +245,13 @@ def test_help_imports_nothing_heavy(words):
     assert "girih" in done.stdout
 
 
+def test_help_of_a_first_word_names_its_verbs(capsys):
+    code, out, _ = run(capsys, "bench", "--help")
+    assert code == 0
+    assert "girih bench offline" in out
+    assert "girih bench serve" in out
+
+
 def test_version(capsys):
     assert run(capsys, "--version")[1] == f"girih {__version__}\n"
     assert run(capsys)[0] == 0

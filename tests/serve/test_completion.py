@@ -30,6 +30,7 @@ from girih.serve.completion import FILES, SHELLS, candidates, script
         (["serve", "port="], []),
         (["bench", "serve", "report.json="], [FILES]),
         (["generate", "model=./x"], [FILES]),
+        (["generate", "prompt="], []),
         (["serve", "--he"], ["--help", "--help-all"]),
         (["completion", "z"], ["zsh"]),
         (["nonsense", "x"], []),
