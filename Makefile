@@ -6,13 +6,14 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 ARGS   ?=
 
-.PHONY: help serve test test-slow check format bench clean
+.PHONY: help serve test test-slow check format soak bench clean
 
 help:
 	@echo "make serve      install, fetch SmolLM2, compile it, serve it on :8000   (ARGS='port=9000 model=DIR')"
 	@echo "make test       install and run the test suite                          (ARGS='-k scheduler')"
 	@echo "make test-slow  the tests marked slow, network and real_model"
 	@echo "make check      lint, format and types"
+	@echo "make soak       10 minutes of mixed traffic, then everything is checked   (ARGS='--model smollm2')"
 	@echo "make bench      speed on conf/bench/workloads.json                     (ARGS='model=DIR')"
 
 # torch is installed by its pinned version first: an open range would pull a CUDA build.
@@ -41,6 +42,9 @@ check: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+soak: $(READY)
+	$(BIN)/python tests/support/support_soak.py $(ARGS)
 
 bench: $(READY)
 	$(BIN)/girih bench offline $(ARGS)

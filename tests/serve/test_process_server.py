@@ -15,46 +15,14 @@ import support_tokenizer
 from support_core import make_request
 from support_fake_runner import fake_generate
 
-SUPPORT = str(Path(__file__).parents[1] / "support")
+SCRIPT = str(Path(__file__).parents[1] / "support" / "support_fake_server.py")
 LONG = {"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": True, "temperature": 0}
-
-SCRIPT = """
-import functools, json, sys
-sys.path.insert(0, sys.argv[1])
-import support_process
-
-def main():
-    from girih.kernels.errors import GirihError
-    from girih.serve.api_fleet import ApiFleet, FleetSettings
-    from girih.serve.config import ServeConfig
-    from girih.serve.engine_start import ProcessStart
-    from girih.serve.server import GirihServer
-    options = json.loads(sys.argv[2])
-    restarts = options.pop("restarts", False)
-    config = ServeConfig(port=0, **options.pop("serve", {}))
-    build = functools.partial(support_process.build, **options)
-    try:
-        if config.api_processes > 1:
-            server = ApiFleet(build, FleetSettings(config, restarts=restarts))
-        else:
-            announce = lambda line: print(line, flush=True)
-            server = GirihServer(ProcessStart(build, restarts), config, announce=announce)
-        sys.exit(server.run())
-    except GirihError as error:
-        print(f"error: {error}", flush=True)
-        sys.exit(1)
-
-if __name__ == "__main__":
-    main()
-"""
 
 
 class Server:
     """A server process over a fake model, started and killed by the test."""
 
     def __init__(self, folder, **options):
-        script = folder / "server.py"
-        script.write_text(SCRIPT)
         model = folder / "model"
         model.mkdir()
         tokenizer = support_tokenizer.byte_level()
@@ -62,7 +30,7 @@ class Server:
         options = {"vocab_size": tokenizer.vocab_size, "model_path": str(model), **options}
         self.vocab_size = tokenizer.vocab_size
         self.process = subprocess.Popen(
-            [sys.executable, str(script), SUPPORT, json.dumps(options)],
+            [sys.executable, SCRIPT, json.dumps(options)],
             stdout=subprocess.PIPE,
             text=True,
         )

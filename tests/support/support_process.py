@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +80,7 @@ def build(
     if hold_interpreter_seconds:
         runner = RudeRunner(16, vocab_size, **settings)
         runner.hold_seconds = hold_interpreter_seconds
+    runner.plans = deque(maxlen=4)  # type: ignore[assignment]  # a soak makes very many
     options.setdefault("async_scheduling", True)
     core = make_core(runner=runner, **options)
     facts = EngineFacts(

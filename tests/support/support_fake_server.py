@@ -1,0 +1,46 @@
+"""A server whose core runs in another process, over a fake model: `python FILE 'JSON OPTIONS'`.
+
+Options: those of `support_process.build`, "serve" (fields of `ServeConfig`), "restarts".
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+
+import support_process
+
+
+def main() -> int:
+    """Serve until a signal."""
+    from girih.kernels.errors import GirihError
+    from girih.serve.api_fleet import ApiFleet, FleetSettings
+    from girih.serve.config import ServeConfig
+    from girih.serve.engine_start import ProcessStart
+    from girih.serve.server import GirihServer
+
+    options = json.loads(sys.argv[1])
+    restarts = options.pop("restarts", False)
+    policy = options.get("policy", "fcfs")
+    config = ServeConfig(port=0, **options.pop("serve", {}))
+    build = functools.partial(support_process.build, **options)
+    server: ApiFleet | GirihServer
+    try:
+        if config.api_processes > 1:
+            server = ApiFleet(build, FleetSettings(config, policy=policy, restarts=restarts))
+        else:
+            server = GirihServer(
+                ProcessStart(build, restarts),
+                config,
+                policy=policy,
+                announce=lambda line: print(line, flush=True),
+            )
+        return server.run()
+    except GirihError as error:
+        print(f"error: {error}", flush=True)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,284 @@
+"""Soaks a server: mixed traffic for a while, then everything is checked.
+
+    python tests/support/support_soak.py --seconds 600                  a fake model
+    python tests/support/support_soak.py --seconds 600 --model smollm2  a real one
+
+Clients come with short and long prompts, shared prefixes, priorities and output lengths; three in
+ten leave in the middle of their answer. The KV cache is small enough that requests are preempted.
+At the end: every finished answer has the tokens of the same request alone, nothing but 200 came,
+no block is in use, and the core's memory has not grown by more than 2 % after the first tenth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import support_tokenizer
+from support_core import make_request
+from support_fake_runner import fake_generate
+
+HERE = Path(__file__).parent
+NUM_CLIENTS = 24
+LEAVING_SHARE = 0.3
+MAX_MODEL_LEN = 256
+ALLOWED_GROWTH = 1.02
+SECONDS_TO_SETTLE = 60
+SHARED = [[3 * k + i for i in range(48)] for k in range(4)]
+
+
+@dataclass
+class Report:
+    """What a soak saw.
+
+    Attributes:
+        finished: answers that came to their end.
+        left: answers whose client went away.
+        wrong: what was not as it must be, in words.
+        preemptions: how often a request lost its blocks.
+        rss_mib: the core's memory over time, in MiB.
+    """
+
+    finished: int = 0
+    left: int = 0
+    wrong: list[str] = field(default_factory=list)
+    preemptions: int = 0
+    rss_mib: list[float] = field(default_factory=list)
+
+    def check_memory(self) -> None:
+        """Note growth after the first tenth of the samples."""
+        settled = self.rss_mib[len(self.rss_mib) // 10 :]
+        if len(settled) > 1 and settled[-1] > settled[0] * ALLOWED_GROWTH:
+            self.wrong.append(f"memory grew from {settled[0]:.0f} to {settled[-1]:.0f} MiB")
+
+
+class Server:
+    """A server process, ready when made.
+
+    Args:
+        words: its command line.
+    """
+
+    def __init__(self, words: list[str]) -> None:
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert " is ready at " in line, line
+        self.url = line.split(" at ")[1].split()[0]
+
+    def core_rss_mib(self) -> float:
+        """Resident memory of the engine's process."""
+        for file in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
+            for pid in file.read_text().split():
+                if Path(f"/proc/{pid}/comm").read_text().strip() == "girih-core":
+                    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                    return pages * 4096 / 2**20
+        raise AssertionError("the server has no core")
+
+    def stop(self) -> int:
+        """Drain and end; returns the exit code."""
+        self.process.terminate()
+        code = self.process.wait(60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+class Soak:
+    """Traffic against one server.
+
+    Args:
+        server: the server.
+        seconds: how long clients come.
+        expected: gives the tokens of a request alone.
+        vocab_size: prompts have ids below this.
+        seed: of the traffic.
+    """
+
+    def __init__(
+        self, server: Server, seconds: float, expected: Any, vocab_size: int, seed: int = 0
+    ) -> None:
+        self._server = server
+        self._seconds = seconds
+        self._expected = expected
+        self._vocab_size = vocab_size
+        self._draw = random.Random(seed)
+        self._answers: list[tuple[dict[str, Any], list[int], bool]] = []
+        self.report = Report()
+
+    async def run(self) -> Report:
+        """Send traffic, wait until the server is idle, check."""
+        self._deadline = time.monotonic() + self._seconds
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(
+            base_url=self._server.url, limits=limits, timeout=120
+        ) as client:
+            sampler = asyncio.create_task(self._sample_memory())
+            await asyncio.gather(*(self._client(client) for _ in range(NUM_CLIENTS)))
+            sampler.cancel()
+            await self._check_idle(client)
+        if self._seconds >= SECONDS_TO_SETTLE:
+            self.report.check_memory()
+        self._check_answers()
+        return self.report
+
+    async def _client(self, client: httpx.AsyncClient) -> None:
+        while time.monotonic() < self._deadline:
+            body = self._body()
+            leaves = self._draw.random() < LEAVING_SHARE
+            stop_after = self._draw.randrange(1, body["max_tokens"] + 1) if leaves else None
+            try:
+                await self._request(client, body, stop_after)
+            except httpx.HTTPError as error:
+                self.report.wrong.append(f"{type(error).__name__}: {error}")
+
+    def _body(self) -> dict[str, Any]:
+        draw = self._draw
+        own = [draw.randrange(5, self._vocab_size) for _ in range(draw.choice([1, 4, 40, 100]))]
+        shared = draw.choice(SHARED)[: draw.choice([0, 16, 48])]
+        return {
+            "prompt": shared + own,
+            "max_tokens": draw.choice([1, 5, 30, 90]),
+            "temperature": 0,
+            "ignore_eos": True,
+            "priority": draw.randrange(3),
+            "stream": True,
+            "return_token_ids": True,
+        }
+
+    async def _request(
+        self, client: httpx.AsyncClient, body: dict[str, Any], stop_after: int | None
+    ) -> None:
+        tokens: list[int] = []
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            if answer.status_code != 200:
+                text = (await answer.aread()).decode()
+                self.report.wrong.append(f"status {answer.status_code}: {text[:200]}")
+                return
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    self.report.wrong.append(f"error event: {event['error']['message'][:200]}")
+                    return
+                for choice in event["choices"]:
+                    tokens += choice.get("token_ids") or []
+                if stop_after is not None and len(tokens) >= stop_after:
+                    self.report.left += 1
+                    break
+        self.report.finished += stop_after is None
+        self._answers.append((body, tokens, stop_after is None))
+
+    def _check_answers(self) -> None:
+        """Hold every answer against the same request alone."""
+        for body, tokens, is_whole in self._answers:
+            expected = self._expected(body)
+            if tokens != (expected if is_whole else expected[: len(tokens)]):
+                self.report.wrong.append(
+                    f"{len(body['prompt'])} prompt tokens, max_tokens {body['max_tokens']}: "
+                    f"other tokens than alone ({len(tokens)} of {len(expected)})"
+                )
+
+    async def _sample_memory(self) -> None:
+        while True:
+            self.report.rss_mib.append(self._server.core_rss_mib())
+            await asyncio.sleep(max(0.2, self._seconds / 100))
+
+    async def _check_idle(self, client: httpx.AsyncClient) -> None:
+        for _ in range(200):
+            stats = (await client.get("/status")).json()["engine"]
+            if not stats["num_running"] and not stats["num_waiting"]:
+                break
+            await asyncio.sleep(0.05)
+        cache = stats["kv_cache"]
+        if cache["num_free_blocks"] != cache["num_blocks"]:
+            self.report.wrong.append(f"blocks leaked: {cache}")
+        self.report.preemptions = stats["num_preemptions"]
+
+
+def soak_fake(seconds: float, **options: Any) -> tuple[Report, int]:
+    """Soak a fake model in a core's process; returns the report and the server's exit code."""
+    tokenizer = support_tokenizer.byte_level()
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "tokenizer.json").write_text(tokenizer._backend.to_str())
+        job = {
+            "vocab_size": tokenizer.vocab_size,
+            "model_path": folder,
+            "num_blocks": 60,
+            "max_num_seqs": 12,
+            "max_num_batched_tokens": 96,
+            "policy": "priority",
+            "serve": {"log_requests": False},
+            **options,
+        }
+        server = Server([sys.executable, str(HERE / "support_fake_server.py"), json.dumps(job)])
+
+        def expected(body: dict[str, Any]) -> list[int]:
+            request = make_request("a", body["prompt"], max_tokens=body["max_tokens"])
+            return fake_generate(request, tokenizer.vocab_size, MAX_MODEL_LEN)
+
+        report = asyncio.run(Soak(server, seconds, expected, tokenizer.vocab_size).run())
+        return report, server.stop()
+
+
+def soak_model(model: str, seconds: float, words: list[str]) -> tuple[Report, int]:
+    """Soak a real model; each distinct request is also run alone, in the idle server, before."""
+    settings = [
+        f"model={model}",
+        f"max_model_len={MAX_MODEL_LEN}",
+        "num_blocks=40",
+        "max_num_seqs=12",
+        "scheduler.policy=priority",
+        "port=0",
+        "serve.log_requests=false",
+    ]
+    server = Server([sys.executable, "-m", "girih.serve.cli", "serve", *settings, *words])
+    known: dict[str, list[int]] = {}
+
+    def expected(body: dict[str, Any]) -> list[int]:
+        key = json.dumps([body["prompt"], body["max_tokens"]])
+        if key not in known:
+            alone = {**body, "stream": False}
+            answer = httpx.post(f"{server.url}/v1/completions", json=alone, timeout=120)
+            known[key] = answer.json()["choices"][0]["token_ids"]
+        return known[key]
+
+    report = asyncio.run(Soak(server, seconds, expected, 1000).run())
+    return report, server.stop()
+
+
+def main() -> int:
+    """Soak as the command line says; the exit code is 0 when nothing was wrong."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--model", help="a real model instead of the fake one")
+    parser.add_argument("words", nargs="*", help="settings of `girih serve`, key=value")
+    asked = parser.parse_args()
+    if asked.model:
+        report, code = soak_model(asked.model, asked.seconds, asked.words)
+    else:
+        report, code = soak_fake(asked.seconds)
+    print(
+        f"{report.finished} finished, {report.left} left early, {report.preemptions} preemptions, "
+        f"memory {report.rss_mib[0]:.0f} to {report.rss_mib[-1]:.0f} MiB, exit code {code}, "
+        f"{len(report.wrong)} wrong"
+    )
+    for line in dict.fromkeys(report.wrong):
+        print(f"  {line}")
+    return 1 if report.wrong or code else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
