@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import json
 import random
-import re
 import subprocess
 import sys
 import tempfile
