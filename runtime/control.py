@@ -45,6 +45,19 @@ def _metrics(core: EngineCore, http: list[tuple[str, str, int, float]]) -> str:
     raise EngineError("this engine keeps no metrics")
 
 
+def _step_seconds(core: EngineCore) -> dict[str, float]:
+    """Seconds spent in each part of the steps; without metrics the core's own three parts."""
+    for observer in core.observers:
+        if isinstance(observer, EngineMetrics):
+            return observer.step_seconds
+    stats = core.stats()
+    return {
+        "schedule": stats.schedule_seconds,
+        "run": stats.run_seconds,
+        "update": stats.update_seconds,
+    }
+
+
 def _abort(core: EngineCore, request_ids: list[str] | None = None) -> int:
     """Abort these requests, or all; returns how many there were."""
     if request_ids is None:
@@ -55,6 +68,7 @@ def _abort(core: EngineCore, request_ids: list[str] | None = None) -> int:
 METHODS: dict[str, Method] = {
     "stats": EngineCore.stats,
     "metrics": _metrics,
+    "step_seconds": _step_seconds,
     "abort": _abort,
     "check_integrity": EngineCore.check_integrity,
     "reset_prefix_cache": EngineCore.reset_prefix_cache,

@@ -98,6 +98,7 @@ class EngineMetrics(CoreObserver):
             registry=self.registry,
         )  # fmt: skip
         self._parts = [step_parts.labels(**self._labels, part=part) for part in PARTS]
+        self.step_seconds = dict.fromkeys(PARTS, 0.0)
         self._http_requests = Counter(
             "http_requests", "HTTP requests.", ("method", "handler", "status"),
             registry=self.registry,
@@ -153,8 +154,9 @@ class EngineMetrics(CoreObserver):
         """A step was digested."""
         self._clock.schedule(report.plan, report.scheduled)
         self._step_tokens.observe(report.plan.total_tokens)
-        for part, seconds in zip(self._parts, step_parts(report), strict=True):
+        for name, part, seconds in zip(PARTS, self._parts, step_parts(report), strict=True):
             part.inc(seconds)
+            self.step_seconds[name] += seconds
         for output in report.outputs:
             self._note(output, report.updated)
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from girih import __version__
+from girih.kernels.errors import EngineError
 from girih.serve.api.errors import json_response
 from girih.serve.api.state import ServerState
+from girih.serve.async_engine import AsyncEngine
 from girih.serve.web import PAGES, read_page
 
+ANSWER_SECONDS = 5.0  # a step may be running; the page asks again anyway
 router = APIRouter(include_in_schema=False)
 
 # Nothing but this server's own files runs, loads or is asked; nobody may frame the page.
@@ -51,10 +55,18 @@ async def status(request: Request) -> Response:
     body: dict[str, Any] = {**state.readiness(), "version": __version__}
     served = state.served
     if served is not None and state.is_ready:
-        body |= {
-            "model": served.name,
-            "key": served.key,
-            "max_model_len": served.max_model_len,
-            "engine": await served.engine.call("stats"),
-        }
+        names = {"model": served.name, "key": served.key, "max_model_len": served.max_model_len}
+        body |= {**names, **await _counters(served.engine)}
     return json_response(body, headers={"cache-control": "no-store"})
+
+
+async def _counters(engine: AsyncEngine) -> dict[str, Any]:
+    """Return the engine's counters, {} when it does not answer in time."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return {
+                "engine": await engine.call("stats"),
+                "step_seconds": await engine.call("step_seconds"),
+            }
+    except (EngineError, TimeoutError):
+        return {}

@@ -4,11 +4,7 @@ import { getJson } from "/web/api.js";
 
 const PERIOD = 1000; // ms between two questions
 const KEPT = 120; // samples
-const PARTS = [
-  ["schedule", "schedule_seconds"],
-  ["run", "run_seconds"],
-  ["update", "update_seconds"],
-];
+const PARTS = ["schedule", "prepare", "run", "sample", "update"];
 
 const byId = (id) => document.getElementById(id);
 const samples = [];
@@ -38,7 +34,7 @@ function draw(status) {
   drawFacts(status);
   if (!status.engine) return;
   const engine = status.engine;
-  const sample = { at: performance.now(), engine };
+  const sample = { at: performance.now(), engine, parts: status.step_seconds };
   const last = samples.at(-1);
   sample.rates = last ? ratesBetween(last, sample) : { out: 0, in: 0 };
   samples.push(sample);
@@ -100,20 +96,21 @@ function drawCache(cache) {
 
 /** The split of a step's time over the samples kept. */
 function drawStep() {
-  const [first, last] = [samples[0].engine, samples.at(-1).engine];
-  const from = samples.length > 1 && last.num_steps > first.num_steps ? first : null;
-  const spent = PARTS.map(([, key]) => last[key] - (from ? from[key] : 0));
-  const steps = last.num_steps - (from ? from.num_steps : 0);
+  const [first, last] = [samples[0], samples.at(-1)];
+  const names = PARTS.filter((name) => last.parts[name] > 0);
+  const isNew = last.engine.num_steps > first.engine.num_steps;
+  const spent = names.map((name) => last.parts[name] - (isNew ? first.parts[name] : 0));
+  const steps = last.engine.num_steps - (isNew ? first.engine.num_steps : 0);
   const total = spent.reduce((a, b) => a + b, 0);
   byId("step-ms").textContent = steps ? `${ms((1000 * total) / steps)} ms` : "";
-  const bars = PARTS.map(([name], index) => {
+  const bars = names.map((name, index) => {
     const bar = document.createElement("span");
     bar.className = name;
     bar.style.flexGrow = total ? spent[index] / total : 0;
     return bar;
   });
   byId("step-split").replaceChildren(...bars);
-  const items = PARTS.map(([name], index) => {
+  const items = names.map((name, index) => {
     const item = document.createElement("li");
     item.className = name;
     item.textContent = steps ? `${name} ${ms((1000 * spent[index]) / steps)}` : name;
