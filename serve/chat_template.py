@@ -17,6 +17,7 @@ from girih.kernels.errors import RequestError
 if TYPE_CHECKING:
     from jinja2 import Template
 
+TEXT_PARTS = ("text", "input_text", "output_text")
 ROLES = ("system", "user", "assistant", "tool", "developer")
 
 
@@ -128,7 +129,8 @@ def plain_message(message: dict[str, Any], index: int) -> dict[str, Any]:
     role = message.get("role")
     if role not in ROLES:
         raise RequestError(
-            f"{where}.role is {role!r}; it must be one of {', '.join(ROLES)}", param="messages"
+            f"{where}.role is {str(role)[:80]!r}; it must be one of {', '.join(ROLES)}",
+            param="messages",
         )
     content = message.get("content")
     if isinstance(content, list):
@@ -174,11 +176,12 @@ def _plain_calls(calls: Any, where: str) -> list[dict[str, Any]]:
 def _part_text(part: Any, where: str) -> str:
     if isinstance(part, str):
         return part
-    if isinstance(part, dict) and isinstance(part.get("text"), str):
+    kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
+    if kind in TEXT_PARTS and isinstance(part.get("text"), str):
         return str(part["text"])
-    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
     raise RequestError(
-        f"{where}.content has a part of type {kind!r}; this model takes text parts only",
+        f"{where}.content has a part of type {str(kind)[:80]!r}; this model takes parts of type "
+        "text only",
         param="messages",
     )
 

@@ -11,6 +11,7 @@ from girih.kernels.errors import RequestError
 from girih.runtime.sampling_params import SamplingParams
 from girih.serve.config import SamplingConfig
 
+TEXT_MARGIN = 4  # a tokenizer may shorten a text a little before it splits it
 FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 OPENAI_DEFAULTS: dict[str, Any] = {
     "temperature": 1.0,
@@ -70,6 +71,20 @@ def read_generation_config(path: Path) -> dict[str, Any]:
     except ValueError:
         return {}
     return {name: content[name] for name in FROM_MODEL if content.get(name) is not None}
+
+
+def check_text_room(text: str, longest_token: int, max_model_len: int) -> None:
+    """Refuse a text that is too long whatever its tokens are, before the work of finding them.
+
+    Raises:
+        RequestError: it has many times the characters that fit.
+    """
+    if len(text) > TEXT_MARGIN * max_model_len * longest_token:
+        raise RequestError(
+            f"the prompt has {len(text)} characters, more than fit into the model's context of "
+            f"{max_model_len} tokens (max_model_len); shorten it",
+            param="prompt",
+        )
 
 
 def check_room(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> int:

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from fastapi import FastAPI
 
 from girih import __version__
-from girih.serve.api import chat, completions, generate, info, metrics, web
+from girih.serve.api import admin, chat, completions, generate, info, metrics, openapi, web
 from girih.serve.api.errors import install_error_handlers
 from girih.serve.api.http_metrics import HttpMetrics
 from girih.serve.api.messages import routes as messages
@@ -40,8 +40,10 @@ def create_app(state: ServerState, lifespan: Lifespan | None = None) -> FastAPI:
     )
     app.state.server = state
     install_error_handlers(app)
-    for module in (chat, completions, responses, messages, generate, info, metrics, web):
+    for module in (chat, completions, responses, messages, generate, info, metrics, openapi, web):
         app.include_router(module.router)
+    if state.config.admin_key is not None:
+        app.include_router(admin.router)
     # The one added last is outermost.
     app.add_middleware(Guard, config=state.config)
     app.add_middleware(HttpMetrics, seen=state.http_seen)

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import Request
 
 from girih.kernels.errors import RequestError
-from girih.serve.api.generation import Plan, make_plan, truncate_prompt
+from girih.serve.api.generation import Plan, make_plan, refuse_endless, truncate_prompt
 from girih.serve.api.infill import infill_prompt
 from girih.serve.api.protocol import CompletionRequest
 from girih.serve.api.sampling import (
@@ -62,7 +62,7 @@ def plan_completion(
     params = served.defaults.build(fields, max_tokens=DEFAULT_MAX_TOKENS)
     check_effective(params, body.priority, served.policy)
     prompts: list[TextPrompt] = []
-    for prompt in _read_prompts(body, served.tokenizer, limits):
+    for prompt in _read_prompts(body, served, limits):
         kept = truncate_prompt(prompt.token_ids, body.truncate_prompt_tokens, served.max_model_len)
         check_room(len(kept), body.max_tokens, served.max_model_len)
         whole = len(kept) == len(prompt.token_ids)
@@ -77,9 +77,7 @@ def scores_only(body: CompletionRequest) -> bool:
     return bool(body.echo) and body.max_tokens == 0
 
 
-def _read_prompts(
-    body: CompletionRequest, tokenizer: Tokenizer, limits: ServeConfig
-) -> list[TextPrompt]:
+def _read_prompts(body: CompletionRequest, served: Served, limits: ServeConfig) -> list[TextPrompt]:
     prompt = body.prompt
     if prompt is None or prompt == []:
         raise RequestError(
@@ -100,6 +98,10 @@ def _read_prompts(
             f"allows at most {limits.max_choices} in one request",
             param="n",
         )
+    tokenizer = served.tokenizer
+    for item in items:
+        if isinstance(item, str) and body.truncate_prompt_tokens is None:
+            refuse_endless(item, served)
     if body.suffix is not None:
         return [_read_infill(body, item, tokenizer) for item in items]
     special = body.add_special_tokens is not False

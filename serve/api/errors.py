@@ -22,6 +22,7 @@ TYPES = {
     503: "server_error",
 }
 RETRY_SECONDS = 1
+MAX_MESSAGE = 1500
 
 
 class ApiError(Exception):
@@ -83,7 +84,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestError):
-        return ApiError(400, str(error), error.param)
+        return ApiError(400, _shortened(str(error)), error.param)
     if isinstance(error, QueueFullError):
         return ApiError(429, str(error), code="queue_full", retry_after=RETRY_SECONDS)
     if isinstance(error, EngineError):
@@ -91,6 +92,11 @@ def as_api_error(error: Exception) -> ApiError:
     logger.error("request failed", exc_info=error)
     detail = str(error) if isinstance(error, GirihError) else type(error).__name__
     return ApiError(500, f"the server failed on this request: {detail}")
+
+
+def _shortened(message: str) -> str:
+    """A message may quote a template's or a grammar's own words, however long."""
+    return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 3] + "..."
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -105,7 +111,9 @@ def install_error_handlers(app: FastAPI) -> None:
         message = {404: f"no route {route}", 405: f"{route} is not allowed"}.get(
             error.status_code, str(error.detail)
         )
-        return ApiError(error.status_code, message).response()
+        response = ApiError(error.status_code, message).response()
+        response.headers.update(error.headers or {})
+        return response
 
     for kind in (ApiError, GirihError, Exception):
         app.add_exception_handler(kind, from_error)

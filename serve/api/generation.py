@@ -17,6 +17,7 @@ from girih.serve.api.protocol import SamplingBody
 from girih.serve.api.state import Served
 from girih.serve.output_processor import Delta
 from girih.serve.prompts import check_prompt_ids, split_n
+from girih.serve.sampling_defaults import check_text_room
 
 # Larger bodies are tokenized in a worker thread, so that other requests go on.
 LONG_BODY = 50_000
@@ -106,6 +107,12 @@ def make_plan(
         for k, single in enumerate(singles)
     ]
     return Plan(prefix + name, int(time.time()), list(prompts), singles, requests)
+
+
+def refuse_endless(text: str, served: Served) -> None:
+    """Raise `RequestError` for a text that cannot fit, before it is tokenized."""
+    if len(text) > LONG_BODY:
+        check_text_room(text, served.tokenizer.longest_token, served.max_model_len)
 
 
 def truncate_prompt(prompt: list[int], keep: int | None, max_model_len: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -10,6 +11,7 @@ from girih import __version__
 from girih.kernels.errors import RequestError
 from girih.serve.api.bodies import ignored_header, read_body
 from girih.serve.api.errors import RETRY_SECONDS, ApiError, json_response
+from girih.serve.api.generation import LONG_BODY, refuse_endless
 from girih.serve.api.protocol import DetokenizeRequest, TokenizeRequest
 from girih.serve.api.rendering import render_messages
 from girih.serve.api.state import Served, ServerState
@@ -56,9 +58,12 @@ async def models(request: Request) -> Response:
 
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> Response:
-    """Describe the served model, its effective sampling defaults included."""
-    served = _state(request).require(name)
-    return json_response({**_card(served), "default_sampling": served.defaults.values})
+    """Describe the served model: its effective sampling defaults and the server's limits."""
+    state = _state(request)
+    served = state.require(name)
+    sampling = {**served.defaults.values, "max_tokens": served.defaults.max_tokens}
+    card = {**_card(served), "default_sampling": sampling, "limits": _limits(served, state)}
+    return json_response(card)
 
 
 @router.post("/tokenize")
@@ -71,10 +76,11 @@ async def tokenize(request: Request) -> Response:
     served = state.require(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
-    if body.prompt is not None:
-        tokens = served.tokenizer.encode(body.prompt, body.add_special_tokens is not False)
+    trusts = state.config.trust_request_chat_template
+    if len(await request.body()) > LONG_BODY:
+        tokens = await asyncio.to_thread(_tokens_of, body, served, trusts)
     else:
-        tokens = render_messages(body, served, state.config.trust_request_chat_template)
+        tokens = _tokens_of(body, served, trusts)
     answer: dict[str, Any] = {
         "count": len(tokens),
         "max_model_len": served.max_model_len,
@@ -83,6 +89,13 @@ async def tokenize(request: Request) -> Response:
     if body.return_token_strs:
         answer["token_strs"] = [served.tokenizer.token_text(token_id) for token_id in tokens]
     return json_response(answer, headers=ignored_header(body))
+
+
+def _tokens_of(body: TokenizeRequest, served: Served, trusts_template: bool) -> list[int]:
+    if body.prompt is not None:
+        refuse_endless(body.prompt, served)
+        return served.tokenizer.encode(body.prompt, body.add_special_tokens is not False)
+    return render_messages(body, served, trusts_template)
 
 
 @router.post("/detokenize")
@@ -97,6 +110,20 @@ async def detokenize(request: Request) -> Response:
         check_prompt_ids(body.tokens, served.vocab_size)
     text = served.tokenizer.decode(body.tokens, bool(body.skip_special_tokens))
     return json_response({"prompt": text}, headers=ignored_header(body))
+
+
+def _limits(served: Served, state: ServerState) -> dict[str, Any]:
+    config = state.config
+    return {
+        "max_model_len": served.max_model_len,
+        "vocab_size": served.vocab_size,
+        "prompts": config.max_prompts,
+        "choices": config.max_choices,
+        "n": config.max_n,
+        "stop": config.max_stop_strings,
+        "logprobs": config.max_logprobs,
+        "body_bytes": config.max_body_bytes,
+    }
 
 
 def _card(served: Served) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from girih.serve.api.errors import ApiError
 from girih.serve.config import ServeConfig
-from girih.serve.web import PAGES
 from girih.serve.logs import request_id
+from girih.serve.web import PAGES
 
 logger = logging.getLogger("girih.access")
 OPEN_PATHS = ("/health", "/ready", "/version", *PAGES)
@@ -88,6 +88,7 @@ class Guard:
     def __init__(self, app: ASGIApp, config: ServeConfig) -> None:
         self._app = app
         self._keys = [key.encode() for key in config.api_keys]
+        self._admin_keys = [config.admin_key.encode()] if config.admin_key else []
         self._max_bytes = config.max_body_bytes
         self._body_seconds = config.body_seconds
         self._open_paths = OPEN_PATHS if config.metrics.guard else (*OPEN_PATHS, "/metrics")
@@ -98,7 +99,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        if self._keys and scope["path"] not in self._open_paths and not self._has_key(headers):
+        if not self._may_enter(scope["path"], headers):
             error = ApiError(401, "a valid API key is needed (Authorization: Bearer KEY)")
             await error.response()(scope, receive, send)
             return
@@ -108,12 +109,10 @@ class Guard:
             return
         await self._app(scope, self._limited(receive), send)
 
-    def _has_key(self, headers: Headers) -> bool:
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        shown = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        # All keys are compared, so that the time does not tell which one was close.
-        hits = [hmac.compare_digest(shown.encode(), key) for key in self._keys]
-        return any(hits)
+    def _may_enter(self, path: str, headers: Headers) -> bool:
+        is_admin = path.startswith("/admin/") and bool(self._admin_keys)
+        keys = self._admin_keys if is_admin else self._keys
+        return not keys or path in self._open_paths or _has_key(headers, keys)
 
     def _limited(self, receive: Receive) -> Receive:
         seen = 0
@@ -150,3 +149,11 @@ class Guard:
             f"the body has {size} bytes or more; this server takes at most {self._max_bytes} "
             "(serve.max_body_bytes)",
         )
+
+
+def _has_key(headers: Headers, keys: list[bytes]) -> bool:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    shown = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    # All keys are compared, so that the time does not tell which one was close.
+    hits = [hmac.compare_digest(shown.encode(), key) for key in keys]
+    return any(hits)

@@ -37,8 +37,8 @@ MESSAGES_SCHEMA: dict[str, Any] = {
                     {
                         "type": "array",
                         "items": {
-                            "type": "object",
-                            "required": ["type", "text"],
+                            "type": ["object", "string"],
+                            "required": ["text"],
                             "properties": {
                                 "type": {"const": "text"},
                                 "text": {"type": "string"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from girih.kernels.errors import RequestError
+from girih.serve.api.generation import refuse_endless
 from girih.serve.api.protocol import RenderingBody
 from girih.serve.api.state import Served
 from girih.serve.chat_template import ChatTemplate
@@ -45,6 +46,8 @@ def render_messages(body: RenderingBody, served: Served, trust_template: bool) -
         continue_final_message=continues,
         **_variables(body, served),
     )
+    if getattr(body, "truncate_prompt_tokens", None) is None:
+        refuse_endless(text, served)
     return served.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
 
 

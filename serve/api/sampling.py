@@ -11,6 +11,7 @@ from girih.serve.api.structured import structured_output
 from girih.serve.config import ServeConfig
 from girih.serve.tokenizer import Tokenizer
 
+MAX_BAD_WORDS = 128
 COPIED = (
     "n",
     "temperature",
@@ -151,16 +152,21 @@ def _checked_logprobs(name: str, value: int | None, limits: ServeConfig) -> int 
 
 
 def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
-    try:
-        return {int(token_id): value for token_id, value in bias.items()}
-    except ValueError as error:
-        raise RequestError(
-            f"logit_bias has a key that is not a token id: {error}", param="logit_bias"
-        ) from error
+    for key in bias:
+        if not (key.isascii() and key.isdecimal() and len(key) < 20):
+            raise RequestError(
+                f"logit_bias has the key {key[:80]!r}; keys must be token ids", param="logit_bias"
+            )
+    return {int(key): value for key, value in bias.items()}
 
 
 def _bad_words(words: list[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Each word as it stands at the start of a text and after a space."""
+    if len(words) > MAX_BAD_WORDS:
+        raise RequestError(
+            f"bad_words has {len(words)} entries; it may have at most {MAX_BAD_WORDS}",
+            param="bad_words",
+        )
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         if not word:

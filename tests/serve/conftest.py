@@ -36,3 +36,12 @@ def new_server():
     yield make
     for server in made:
         server.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="session")
+def tiny_server():
+    """URL of `girih serve` in its own process over a tiny random Llama, without compilation."""
+    from support_tiny_server import running_tiny_server
+
+    with running_tiny_server() as url:
+        yield url

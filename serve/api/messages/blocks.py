@@ -114,6 +114,11 @@ class BlockBuilder:
         self._open: str | None = None  # "thinking", "text", or "call N"
         self._arguments = ""
 
+    @property
+    def has_tool_use(self) -> bool:
+        """Whether the model called a tool."""
+        return any(block["type"] == "tool_use" for block in self.blocks)
+
     def push(self, parts: ChatDelta) -> Iterator[Event]:
         """Add news; yields their events."""
         for kind, text in (("thinking", parts.reasoning), ("text", parts.content)):

@@ -72,7 +72,7 @@ class _MessageWriter:
             pass
         for _ in self._builder.finish():
             pass
-        return {**self._message(), **_ending(news)}
+        return {**self._message(), **self._ending(news)}
 
     async def events(self, keep_alive_seconds: float) -> AsyncIterator[bytes]:
         """Yield the events of a streamed answer."""
@@ -87,7 +87,7 @@ class _MessageWriter:
                 if news.finish_reason is not None:
                     for name, fields in self._builder.finish():
                         yield _event(name, **fields)
-                    yield _event("message_delta", delta=_ending(news), usage=self._usage())
+                    yield _event("message_delta", delta=self._ending(news), usage=self._usage())
                     yield _event("message_stop")
         except Exception as error:  # the status line is sent: tell it in the stream
             yield _event("error", error=as_api_error(error).body()["error"])
@@ -113,12 +113,14 @@ class _MessageWriter:
             "output_tokens": usage.completion_tokens,
         }
 
-
-def _ending(news: ChatNews) -> dict[str, Any]:
-    stop = news.delta.stop_reason
-    if news.finish_reason == "stop" and isinstance(stop, str):
-        return {"stop_reason": "stop_sequence", "stop_sequence": stop}
-    return {"stop_reason": STOP_REASONS.get(news.finish_reason or ""), "stop_sequence": None}
+    def _ending(self, news: ChatNews) -> dict[str, Any]:
+        stop = news.delta.stop_reason
+        reason = STOP_REASONS.get(news.finish_reason or "")
+        if reason == "end_turn" and self._builder.has_tool_use:
+            reason = "tool_use"
+        elif reason == "end_turn" and isinstance(stop, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+        return {"stop_reason": reason, "stop_sequence": None}
 
 
 def _event(name: str, **fields: Any) -> bytes:

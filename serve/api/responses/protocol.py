@@ -46,7 +46,6 @@ PARAMS = {
 """Field of a chat request → field here, for error messages."""
 
 INPUT_SCHEMA: dict[str, Any] = {
-    "minLength": 1,
     "minItems": 1,
     "examples": ["Why is the sky blue?", [{"role": "user", "content": "Hello!"}]],
 }

@@ -46,9 +46,12 @@ async def create_response(request: Request) -> Response:
     return json_response(writer.whole(news[0]), headers=ignored_header(body))
 
 
-@router.get("/v1/responses/{response_id}")
-async def get_response(request: Request, response_id: str) -> Response:
-    """Return a stored response."""
+@router.api_route("/v1/responses/{response_id}", methods=["GET", "DELETE"])
+async def stored_response(request: Request, response_id: str) -> Response:
+    """Return or forget a stored response."""
+    if request.method == "DELETE":
+        _store(request).delete(response_id)
+        return json_response({"id": response_id, "object": "response", "deleted": True})
     if request.query_params.get("stream") == "true":
         raise RequestError("a stored response is not streamed again; leave stream out", "stream")
     return json_response(_store(request).get(response_id).body)
@@ -60,13 +63,6 @@ async def get_input_items(request: Request, response_id: str) -> Response:
     items = _store(request).get(response_id).input_items
     ends = {"first_id": items[0].get("id"), "last_id": items[-1].get("id")} if items else {}
     return json_response({"object": "list", "data": items, "has_more": False, **ends})
-
-
-@router.delete("/v1/responses/{response_id}")
-async def delete_response(request: Request, response_id: str) -> Response:
-    """Forget a stored response."""
-    _store(request).delete(response_id)
-    return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
 def _store(request: Request) -> ResponseStore:
@@ -140,7 +136,7 @@ class _ResponseWriter:
         status = _status(news)
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
         response = self._response(status, usage=self._usage(), incomplete_details=reason)
-        if self._body.store is not False:
+        if response["store"]:
             messages = [*self._history, self._output.as_message()]
             self._store.put(StoredResponse(response, _input_items(self._body), messages))
         return response
@@ -175,7 +171,7 @@ class _ResponseWriter:
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": effort, "summary": None},
-            "store": body.store is not False,
+            "store": body.store is not False and self._store.keeps_any,
             "temperature": params.temperature,
             "text": {"format": text or {"type": "text"}},
             "tool_choice": body.tool_choice or ("auto" if body.tools else "none"),

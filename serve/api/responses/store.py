@@ -40,6 +40,11 @@ class ResponseStore:
         self._kept: OrderedDict[str, tuple[StoredResponse, int]] = OrderedDict()
         self._num_bytes = 0
 
+    @property
+    def keeps_any(self) -> bool:
+        """Whether responses are kept at all."""
+        return self._max_responses > 0
+
     def __len__(self) -> int:
         return len(self._kept)
 

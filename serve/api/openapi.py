@@ -1,0 +1,187 @@
+"""The OpenAPI document: every route, its body with examples, its answers and errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from girih import __version__
+from girih.serve.api import answers
+from girih.serve.api.bodies import Body
+from girih.serve.api.errors import json_response
+from girih.serve.api.generate import GenerateRequest
+from girih.serve.api.messages.protocol import CountTokensRequest, MessagesRequest
+from girih.serve.api.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from girih.serve.api.responses.protocol import ResponsesRequest
+
+router = APIRouter()
+REF = "#/components/schemas/{model}"
+ERRORS = {
+    400: "A field is wrong; the message names it, the value seen, and what is allowed.",
+    401: "A valid API key is needed.",
+    404: "No such model or object.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    415: "The body is not declared as JSON.",
+    429: "The queue is full; try again later.",
+    500: "The server failed.",
+    503: "The server is loading, draining or dead; try again later.",
+}
+EVENT = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+}
+OF_BODIES = (408, 413, 415, 429)
+
+
+@dataclass(frozen=True)
+class RouteDoc:
+    """What the document says about a route.
+
+    Attributes:
+        answer: shape of a 200.
+        body: shape of the request body, None for none.
+        example: a body that works.
+        streams: whether `stream` turns the answer into events.
+        is_open: whether no key is needed.
+    """
+
+    answer: type[BaseModel]
+    body: type[Body] | None = None
+    example: Any = None
+    streams: bool = False
+    is_open: bool = False
+
+
+_HELLO = [{"role": "user", "content": "Why is the sky blue?"}]
+ROUTES: dict[str, RouteDoc] = {
+    "POST /v1/chat/completions": RouteDoc(
+        answers.ChatCompletion, ChatCompletionRequest, {"messages": _HELLO}, streams=True
+    ),
+    "POST /v1/completions": RouteDoc(
+        answers.Completion, CompletionRequest, {"prompt": "Once upon a time"}, streams=True
+    ),
+    "POST /v1/responses": RouteDoc(
+        answers.ResponseObject, ResponsesRequest, {"input": "Why is the sky blue?"}, streams=True
+    ),
+    "GET /v1/responses/{response_id}": RouteDoc(answers.ResponseObject),
+    "DELETE /v1/responses/{response_id}": RouteDoc(answers.DeletedResponse),
+    "GET /v1/responses/{response_id}/input_items": RouteDoc(answers.InputItems),
+    "POST /v1/messages": RouteDoc(
+        answers.Message, MessagesRequest, {"messages": _HELLO, "max_tokens": 64}, streams=True
+    ),
+    "POST /v1/messages/count_tokens": RouteDoc(
+        answers.TokenCount, CountTokensRequest, {"messages": _HELLO}
+    ),
+    "POST /inference/v1/generate": RouteDoc(
+        answers.Generation, GenerateRequest, {"token_ids": [1, 2, 3]}, streams=True
+    ),
+    "POST /tokenize": RouteDoc(answers.Tokens, TokenizeRequest, {"prompt": "Hello!"}),
+    "POST /v1/tokenize": RouteDoc(answers.Tokens, TokenizeRequest, {"prompt": "Hello!"}),
+    "POST /detokenize": RouteDoc(answers.Text, DetokenizeRequest, {"tokens": [1, 2, 3]}),
+    "POST /v1/detokenize": RouteDoc(answers.Text, DetokenizeRequest, {"tokens": [1, 2, 3]}),
+    "GET /v1/models": RouteDoc(answers.ModelList),
+    "GET /v1/models/{name}": RouteDoc(answers.ModelDetails),
+    "GET /health": RouteDoc(answers.Health, is_open=True),
+    "GET /ready": RouteDoc(answers.Readiness, is_open=True),
+    "GET /version": RouteDoc(answers.Version, is_open=True),
+}
+
+
+@router.get("/openapi.json", include_in_schema=False)
+async def document(request: Request) -> Response:
+    """Return the OpenAPI document."""
+    app: FastAPI = request.app
+    return json_response(make_document(bool(app.state.server.config.api_keys)))
+
+
+def make_document(needs_key: bool) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document.
+
+    Args:
+        needs_key: whether the server was given API keys.
+    """
+    paths: dict[str, dict[str, Any]] = {}
+    for name, route in ROUTES.items():
+        method, _, path = name.partition(" ")
+        paths.setdefault(path, {})[method.lower()] = _operation(method, path, route, needs_key)
+    components: dict[str, Any] = {"schemas": _schemas()}
+    if needs_key:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "girih",
+            "version": __version__,
+            "description": "OpenAI-compatible serving. Fields that are not listed are ignored "
+            "and named in the response header x-girih-ignored.",
+        },
+        "paths": paths,
+        "components": components,
+    }
+
+
+def _operation(method: str, path: str, route: RouteDoc, needs_key: bool) -> dict[str, Any]:
+    content = {"application/json": {"schema": _ref(route.answer)}}
+    if route.streams:
+        content["text/event-stream"] = {"schema": EVENT}
+    operation: dict[str, Any] = {
+        "operationId": f"{method} {path}".lower().replace("/", "_").replace(" ", ""),
+        "summary": _first_line(route.answer),
+        "responses": {"200": {"description": "The answer.", "content": content}},
+    }
+    name = path.partition("{")[2].partition("}")[0]
+    if name:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        ]
+    if route.body is not None:
+        media = {"schema": _ref(route.body), "example": route.example}
+        operation["requestBody"] = {"required": True, "content": {"application/json": media}}
+    if needs_key and not route.is_open:
+        operation["security"] = [{"key": []}]
+    for status, text in ERRORS.items():
+        if status in OF_BODIES and route.body is None:
+            continue
+        schema = _ref(answers.Error)
+        if path == "/ready" and status == 503:
+            schema = _ref(answers.Readiness)
+        operation["responses"][str(status)] = {
+            "description": text,
+            "content": {"application/json": {"schema": schema}},
+        }
+    return operation
+
+
+def _first_line(model: type[BaseModel]) -> str:
+    return (model.__doc__ or "").partition("\n")[0]
+
+
+def _ref(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": REF.format(model=model.__name__)}
+
+
+def _schemas() -> dict[str, Any]:
+    bodies = {route.body for route in ROUTES.values() if route.body is not None}
+    models = [
+        *((model, "validation") for model in sorted(bodies, key=lambda model: model.__name__)),
+        *((route.answer, "validation") for route in ROUTES.values()),
+        (answers.Error, "validation"),
+    ]
+    _, definitions = models_json_schema(models, ref_template=REF)  # type: ignore[arg-type]
+    schemas: dict[str, Any] = definitions["$defs"]
+    for body in bodies:
+        properties = schemas[body.__name__]["properties"]
+        for name in getattr(body, "not_supported", ()):
+            properties.pop(name, None)
+    return schemas

@@ -1,0 +1,87 @@
+"""Routes of the operator."""
+
+import threading
+
+import httpx
+import pytest
+
+KEY = {"authorization": "Bearer root"}
+LONG = {"prompt": "one two", "max_tokens": 200, "ignore_eos": True}
+
+
+@pytest.fixture
+def server(new_server):
+    return new_server(serve={"admin_key": "root", "api_keys": ("user",)}, step_seconds=0.02)
+
+
+def admin(server, verb, **body):
+    return httpx.post(f"{server.url}/admin/{verb}", headers=KEY, json=body, timeout=20)
+
+
+def complete(server, headers=None, **body):
+    headers = {"authorization": "Bearer user", **(headers or {})}
+    return httpx.post(
+        f"{server.url}/v1/completions", headers=headers, json={**LONG, **body}, timeout=30
+    )
+
+
+def test_without_a_key_there_are_no_such_routes(shared_server):
+    assert shared_server.post("/admin/pause").status_code == 404
+
+
+def test_each_key_opens_its_own_routes(server):
+    assert httpx.get(f"{server.url}/admin/config").status_code == 401
+    user = {"authorization": "Bearer user"}
+    assert httpx.get(f"{server.url}/admin/config", headers=user).status_code == 401
+    assert httpx.get(f"{server.url}/v1/models", headers=KEY).status_code == 401
+    shown = httpx.get(f"{server.url}/admin/config", headers=KEY)
+    assert shown.json()["serve"]["max_n"] == 128
+    assert "root" not in shown.text
+    assert "user" not in shown.text
+
+
+def test_a_named_request_is_aborted_and_others_go_on(server):
+    answers = {}
+
+    def ask(name):
+        answers[name] = complete(server, {"x-request-id": name}, max_tokens=60).json()
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in ("a", "a-b")]
+    for thread in threads:
+        thread.start()
+    server.wait_for(lambda: len(server.core.scheduler.running) == 2)
+    assert admin(server, "abort", request_id="a").json() == {"num_aborted": 1}
+    for thread in threads:
+        thread.join()
+    assert answers["a"]["choices"][0]["finish_reason"] == "abort"
+    assert answers["a-b"]["choices"][0]["finish_reason"] == "length"
+    assert admin(server, "abort").json() == {"num_aborted": 0}
+
+
+def test_a_pause_holds_requests_until_the_engine_resumes(server):
+    assert admin(server, "pause").json() == {"status": "paused"}
+    done = threading.Event()
+
+    def ask():
+        complete(server, max_tokens=2)
+        done.set()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert not done.wait(0.4)
+    assert admin(server, "resume").json() == {"status": "running"}
+    assert done.wait(10)
+    thread.join()
+
+
+def test_the_prefix_cache_is_forgotten(server):
+    prompt = list(range(100, 164))
+
+    def cached():
+        usage = complete(server, prompt=prompt, max_tokens=1).json()["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    cached()
+    assert cached() > 0
+    assert admin(server, "reset_prefix_cache").status_code == 200
+    assert cached() == 0

@@ -1,0 +1,87 @@
+"""The OpenAPI document: complete, true, and survived by the server."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import jsonschema
+import pytest
+from support_serving import RunningServer
+
+from girih.serve.api import answers
+from girih.serve.api.openapi import ROUTES, make_document
+
+PAGES = ("/openapi.json", "/metrics", "/admin", "/web", "/static", "/status")
+NAMED = {"{name}": "fake", "{response_id}": "resp_kept"}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with RunningServer(sampling={"max_tokens": 2}) as running:
+        yield running
+
+
+def checked(document, model, body):
+    """Raise unless `body` has the shape of `model`."""
+    schema = {
+        "$ref": f"#/components/schemas/{model.__name__}",
+        "components": document["components"],
+    }
+    jsonschema.validate(body, schema)
+
+
+def flat_routes(routes):
+    """Routes, those of included routers too."""
+    for route in routes:
+        router = getattr(route, "original_router", None)
+        yield from [route] if router is None else flat_routes(router.routes)
+
+
+def test_every_route_is_described(server):
+    actual = {
+        f"{method} {route.path}".replace(":path", "")
+        for route in flat_routes(server.server.app.routes)
+        for method in getattr(route, "methods", ())
+        if method != "HEAD"
+    }
+    actual = {
+        name for name in actual if not name.endswith(" /") and not name.split()[1].startswith(PAGES)
+    }
+    assert actual == set(ROUTES)
+
+
+def test_every_example_works_and_answers_have_their_shape(server):
+    document = httpx.get(f"{server.url}/openapi.json").json()
+    assert document == make_document(needs_key=False)
+    kept = {"input": "keep", "request_id": "kept"}
+    assert server.post("/v1/responses", **kept).status_code == 200
+    for name, route in sorted(ROUTES.items(), key=lambda item: item[0].startswith("DELETE")):
+        method, _, path = name.partition(" ")
+        for part, value in NAMED.items():
+            path = path.replace(part, value)
+        answer = httpx.request(method, server.url + path, json=route.example, timeout=20)
+        assert answer.status_code == 200, (name, answer.text)
+        checked(document, route.answer, answer.json())
+
+
+def test_errors_have_their_shape(server):
+    document = make_document(needs_key=True)
+    for path in ("/v1/completions", "/v1/messages", "/v1/nothing"):
+        checked(document, answers.Error, server.post(path, prompt=1).json())
+    assert document["paths"]["/v1/completions"]["post"]["security"]
+    assert "security" not in document["paths"]["/health"]["get"]
+
+
+def test_generated_requests_break_nothing(server, tmp_path):
+    """A short run of schemathesis; `ARGS` of a long one are in serve/README.md."""
+    command = [
+        str(Path(sys.executable).with_name("schemathesis")),
+        *("run", f"{server.url}/openapi.json"),
+        *("--phases", "examples,fuzzing", "--max-examples", "8", "--max-time", "25"),
+        *("--exclude-checks", "positive_data_acceptance", "--seed", "1"),
+        *("--request-timeout", "10", "--continue-on-failure", "--no-color"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    server.wait_idle()
