@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     words = sys.argv[1:] if argv is None else argv
     if words[:2] == COMPLETE:
-        from girih.serve.completion import candidates
+        from girih.serve.cli_completion import candidates
 
         print("\n".join(candidates(words[2:])))
         return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from girih.kernels.errors import ConfigError
 from girih.serve.commands import Options
-from girih.serve.completion import SHELLS, script
+from girih.serve.cli_completion import SHELLS, script
 
 
 def run(words: list[str], options: Options) -> int:

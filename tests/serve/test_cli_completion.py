@@ -10,7 +10,7 @@ import pytest
 
 from girih.serve import cli
 from girih.serve.commands import VERBS
-from girih.serve.completion import FILES, SHELLS, candidates, script
+from girih.serve.cli_completion import FILES, SHELLS, candidates, script
 
 
 @pytest.mark.parametrize(
