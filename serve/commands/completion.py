@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from girih.kernels.errors import ConfigError
-from girih.serve.commands import Options
 from girih.serve.cli_completion import SHELLS, script
+from girih.serve.commands import Options
 
 
 def run(words: list[str], options: Options) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from girih.serve import cli
-from girih.serve.commands import VERBS
 from girih.serve.cli_completion import FILES, SHELLS, candidates, script
+from girih.serve.commands import VERBS
 
 
 @pytest.mark.parametrize(
