@@ -122,6 +122,17 @@ class EnvKeys:
 
 
 @dataclasses.dataclass
+class SchedulerBenchKeys:
+    """Top-level keys of `girih bench scheduler`.
+
+    Attributes:
+        steps: steps that are measured per case.
+    """
+
+    steps: int = 200
+
+
+@dataclasses.dataclass
 class NoKeys:
     """A verb without top-level keys of its own."""
 
@@ -142,6 +153,7 @@ VERBS: dict[str, VerbSchema] = {
     "compile": VerbSchema(ENGINE_SECTIONS),
     "serve": VerbSchema((*ENGINE_SECTIONS, "sampling", "serve")),
     "bench offline": VerbSchema((*ENGINE_SECTIONS, "bench")),
+    "bench scheduler": VerbSchema((), SchedulerBenchKeys),
     "bench serve": VerbSchema(("endpoint", "dataset", "load", "slo", "report")),
     "explain": VerbSchema(ENGINE_SECTIONS),
     "env": VerbSchema((), EnvKeys),

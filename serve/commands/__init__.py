@@ -105,6 +105,11 @@ VERBS = {
             ),
         ),
         Verb(
+            "bench scheduler",
+            "measure what a step costs in the scheduler, without a model",
+            ("girih bench scheduler", "girih bench scheduler steps=500"),
+        ),
+        Verb(
             "bench serve",
             "measure any OpenAI-compatible server under a timed load",
             (

@@ -1,0 +1,25 @@
+from girih.serve.bench import scheduler as bench
+from girih.serve.commands import Options
+from girih.serve.commands.bench_scheduler import run
+
+
+def test_every_case_is_measured(monkeypatch, capsys):
+    monkeypatch.setattr(bench, "NUM_RUNNING", (1, 16))
+    assert run(["steps=12"], Options()) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [line[:2] for line in lines] == [
+        ["decode", "1"],
+        ["mixed", "1"],
+        ["decode", "16"],
+        ["mixed", "16"],
+    ]
+    assert all(float(value) > 0 for line in lines for value in line[2:])
+
+
+def test_the_mixed_case_finds_prefixes_and_computes_in_chunks():
+    traffic = bench._SchedulerRun(16, 12)
+    traffic.measure("mixed")
+    stats = traffic._scheduler.kv_cache.stats()
+    assert stats.prefix_hits >= 10 * bench.LONG_PROMPT_TOKENS // 2
+    assert len(traffic._scheduler.running) >= 16
+    traffic._scheduler.check_integrity()
