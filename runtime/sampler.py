@@ -23,7 +23,7 @@ import torch
 
 from girih.runtime.request import TokenLogprobs
 from girih.runtime.sampling_filters import keep_top_k, keep_top_p
-from girih.runtime.sampling_mask import forbid, revive, unpack_mask
+from girih.runtime.sampling_mask import masked, revive, unpack_mask
 
 _GROUP = 128  # vocabulary entries that are reduced together (argmax, cumulative sums)
 _LOGPROB_ROWS = 64  # rows turned into log-probabilities at once (bounds the memory)
@@ -130,8 +130,7 @@ def sample(logits: torch.Tensor, inputs: SamplingInputs) -> SamplerOutput:
     """
     work = logits
     if inputs.changes_logits:
-        work = logits.to(torch.float32, copy=True)
-        _change_logits(work, logits, inputs)
+        work = _change_logits(logits, inputs)
     token_ids = argmax(work)
     if inputs.temperature is not None:
         token_ids = _sample_random_rows(work, inputs, token_ids)
@@ -167,14 +166,15 @@ def _apply_bans(work: torch.Tensor, inputs: SamplingInputs) -> None:
         work[inputs.banned] = -torch.inf
 
 
-def _change_logits(work: torch.Tensor, logits: torch.Tensor, inputs: SamplingInputs) -> None:
-    """Apply everything up to the penalties to `work` [S, V], a float32 copy, in place."""
+def _change_logits(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
+    """Everything up to the penalties, on a float32 copy of `logits` [S, V]."""
     if inputs.grammar is None:
+        work = logits.to(torch.float32, copy=True)
         _apply_bans(work, inputs)
     else:
         rows, words = inputs.grammar
-        fits_grammar = unpack_mask(words, work.shape[1])
-        forbid(work, rows, fits_grammar)
+        fits_grammar = unpack_mask(words, logits.shape[1])
+        work = masked(logits, rows, fits_grammar)
         _apply_bans(work, inputs)
         if inputs.allowed is not None or inputs.banned is not None:
             revive(work, logits, rows, fits_grammar)
@@ -188,6 +188,7 @@ def _change_logits(work: torch.Tensor, logits: torch.Tensor, inputs: SamplingInp
         values -= asked.frequency * asked.output_counts
         values -= asked.presence * (asked.output_counts > 0)
         work[asked.rows, asked.token_ids] = values
+    return work
 
 
 def _sample_random_rows(

@@ -15,12 +15,13 @@ def unpack_mask(words: torch.Tensor, size: int) -> torch.Tensor:
     return ((words[:, :, None] >> shifts) & 1).flatten(1)[:, :size].bool()
 
 
-def forbid(work: torch.Tensor, rows: torch.Tensor, is_allowed: torch.Tensor) -> None:
-    """Give every token of `rows` that is not allowed no chance, in place."""
-    if len(rows) == len(work):  # all of them, in order
-        work.masked_fill_(~is_allowed, -torch.inf)
-    else:
-        work[rows] = work[rows].masked_fill(~is_allowed, -torch.inf)
+def masked(logits: torch.Tensor, rows: torch.Tensor, is_allowed: torch.Tensor) -> torch.Tensor:
+    """A float32 copy of `logits` where tokens that `rows` do not allow have no chance."""
+    if len(rows) == len(logits):  # all of them, in order: one pass
+        return torch.where(is_allowed, logits, -torch.inf).to(torch.float32)
+    work = logits.to(torch.float32, copy=True)
+    work[rows] = work[rows].masked_fill_(~is_allowed, -torch.inf)
+    return work
 
 
 def revive(

@@ -55,7 +55,7 @@ def serving(model: Path, serve: dict[str, Any] | None = None, **options: Any) ->
 
 
 def _wait_until_ready(server: GirihServer, thread: threading.Thread) -> str:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240  # a busy machine is slow to import torch
     while time.monotonic() < deadline and thread.is_alive():
         url = f"http://127.0.0.1:{server.port}"
         with contextlib.suppress(httpx.TransportError):
