@@ -6,12 +6,13 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 ARGS   ?=
 
-.PHONY: help serve test test-slow check format soak bench clean
+.PHONY: help serve test test-slow archs check format soak bench clean
 
 help:
 	@echo "make serve      install, fetch SmolLM2, compile it, serve it on :8000   (ARGS='port=9000 model=DIR')"
 	@echo "make test       install and run the test suite                          (ARGS='-k scheduler')"
 	@echo "make test-slow  the tests marked slow, network and real_model"
+	@echo "make archs      every model family against transformers: graph/ARCHITECTURES.md  (ARCHS_COMPILE=1: compiled)"
 	@echo "make check      lint, format and types"
 	@echo "make soak       10 minutes of mixed traffic, then everything is checked   (ARGS='--model smollm2')"
 	@echo "make bench      speed on conf/bench/workloads.json                     (ARGS='model=DIR')"
@@ -32,6 +33,10 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m "slow or network or real_model" $(ARGS)
+
+# About 15 minutes on two cores; compiling all tiles takes hours.
+archs: $(READY)
+	ARCHS_TABLE=graph/ARCHITECTURES.md $(BIN)/python -m pytest -q -m slow tests/graph/test_architectures.py $(ARGS)
 
 # mypy reads the package through a link of its own name: the root directory may be called anything.
 check: $(READY)

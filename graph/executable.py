@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 
 from girih.graph.inductor import TileFn
-from girih.graph.program import AttentionStep, ProgramLayout, TileStep
+from girih.graph.program import AttentionStep, ProgramLayout, StateSpec, StateStep, Step, TileStep
 from girih.graph.trace import MAX_STEP_TOKENS
 from girih.kernels.attention import (
     AttentionBackend,
@@ -24,6 +26,7 @@ from girih.kernels.attention import (
     kv_cache_shapes,
 )
 from girih.kernels.errors import CapacityError, EngineError
+from girih.kernels.state_ops import STATE_OPS, StateOp
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,9 @@ class StepInputs:
         seq_lens: int32 [R].
         block_table: int32 [R, max_blocks].
         slot_mapping: int64 [T].
+        state_slots: int32 [R], the row of each request in the states of recurrent layers; None for
+            a program without them. A request that starts (its first token is at position 0) finds
+            a zero state there, whatever the row held.
     """
 
     ids: torch.Tensor
@@ -47,6 +53,7 @@ class StepInputs:
     seq_lens: torch.Tensor
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
+    state_slots: torch.Tensor | None = None
 
 
 def kv_bytes_per_block(layout: ProgramLayout, block_size: int, dtype: torch.dtype) -> int:
@@ -56,6 +63,11 @@ def kv_bytes_per_block(layout: ProgramLayout, block_size: int, dtype: torch.dtyp
         for shape in _cache_shapes(spec, 1, block_size, dtype):
             total += torch.Size(shape).numel() * dtype.itemsize
     return total
+
+
+def state_bytes_per_request(layout: ProgramLayout) -> int:
+    """Bytes the recurrent layers keep for one request."""
+    return sum(spec.num_bytes for spec in layout.state_specs)
 
 
 class Executable:
@@ -69,6 +81,10 @@ class Executable:
         block_size: token slots per block.
         dtype: of activations and of the KV cache.
         attention: name of the attention backend; None chooses the best that can run each layer.
+        num_state_slots: rows of the states of recurrent layers; as many as requests in a step.
+
+    Attributes:
+        before_step: called when a step begins; compiled code is taken in there while it serves.
     """
 
     def __init__(  # noqa: PLR0913 (the parts a program is bound from)
@@ -80,6 +96,7 @@ class Executable:
         block_size: int,
         dtype: torch.dtype,
         attention: str | None = None,
+        num_state_slots: int = 0,
     ) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
@@ -90,11 +107,13 @@ class Executable:
             self._template[number] = weights[name]
         self._weight_bytes = sum(t.nbytes for t in weights.values())
         self._tiles = tiles
-        self.backends = [
-            choose_backend(spec, dtype, block_size, attention) for spec in layout.attention_specs
-        ]
+        self.before_step: Callable[[], None] | None = None
+        self.choose_attention(attention)
         self._caches = [self._allocate(spec) for spec in layout.attention_specs]
+        self._states = [_new_states(spec, num_state_slots) for spec in layout.state_specs]
+        self.num_state_slots = num_state_slots
         self._dead = _values_dead_after(layout)
+        self._lives_on = _outputs_that_live_on(layout)
         self._out = torch.empty(0, dtype=dtype)
         _keep_freed_memory()
 
@@ -107,15 +126,8 @@ class Executable:
         Raises:
             EngineError: T is outside what tiles were compiled for.
         """
-        tokens = step.ids.shape[0]
-        if not 1 <= tokens <= MAX_STEP_TOKENS:
-            raise EngineError(
-                f"a step has {tokens} tokens; compiled code takes 1 to {MAX_STEP_TOKENS}"
-            )
         plans: dict[AttentionBackend, AttentionPlan] = {}
-        values = self._template.copy()
-        for name, number in self.layout.inputs.items():
-            values[number] = getattr(step, name)
+        values = self._begin(step)
         steps = self.layout.steps
         if step.logits_index.shape[0] == 0:  # a prefill chunk: only its KV is wanted
             steps = steps[:-1]
@@ -125,13 +137,53 @@ class Executable:
                 for number, result in zip(item.outputs, results, strict=True):
                     values[number] = result
             else:
-                values[item.output] = self._attend(item, values, step, plans)
+                values[item.output] = self._opaque(item, values, step, plans)
             for number in dead:
                 values[number] = None
         logits = values[self.layout.result]
         if logits is None:
             return torch.empty((0, 1), dtype=self.dtype)
         return logits
+
+    def _begin(self, step: StepInputs) -> list[torch.Tensor | None]:
+        """The values a step starts from: weights and its inputs."""
+        tokens = step.ids.shape[0]
+        if not 1 <= tokens <= MAX_STEP_TOKENS:
+            raise EngineError(
+                f"a step has {tokens} tokens; compiled code takes 1 to {MAX_STEP_TOKENS}"
+            )
+        if self.before_step is not None:
+            self.before_step()
+        values = self._template.copy()
+        for name, number in self.layout.inputs.items():
+            values[number] = getattr(step, name)
+        return values
+
+    def replace_tile(self, key: str, tile: TileFn) -> None:
+        """Run `tile` for all pieces that share the key, from the next step on."""
+        self._tiles[key] = tile
+
+    def choose_attention(self, name: str | None = None) -> None:
+        """Choose the attention backend of each layer anew; all of them share one cache layout.
+
+        Args:
+            name: of a backend, or None for the best that can run the layer.
+        """
+        self.backends = [
+            choose_backend(spec, self.dtype, self.block_size, name)
+            for spec in self.layout.attention_specs
+        ]
+
+    def _opaque(
+        self,
+        item: AttentionStep | StateStep,
+        values: list[torch.Tensor | None],
+        step: StepInputs,
+        plans: dict[AttentionBackend, AttentionPlan],
+    ) -> torch.Tensor:
+        if isinstance(item, AttentionStep):
+            return self._attend(item, values, step, plans)
+        return self._recur(item, values, step)
 
     def _attend(
         self,
@@ -146,14 +198,26 @@ class Executable:
             plan = plans[backend] = backend.plan(step)
         spec = item.spec
         keys, vals = self._caches[item.layer]
-        out = self._attention_output(step.ids.shape[0], spec)
+        out = self._attention_output(step.ids.shape[0], item)
+        slopes = values[item.slopes] if item.slopes is not None else None
         sinks = values[item.sinks] if item.sinks is not None else None
         q, k, v = values[item.q], values[item.k], values[item.v]
-        backend.run(q, k, v, keys, vals, plan, spec, out, sinks)  # type: ignore[arg-type]
+        backend.run(q, k, v, keys, vals, plan, spec, out, sinks, slopes)  # type: ignore[arg-type]
         return out
 
-    def _attention_output(self, tokens: int, spec: AttentionSpec) -> torch.Tensor:
-        """A view of the one output buffer: the next tile has read it before the next layer."""
+    def _recur(
+        self, item: StateStep, values: list[torch.Tensor | None], step: StepInputs
+    ) -> torch.Tensor:
+        """Run a recurrent layer, request by request."""
+        arguments = [None if n is None else values[n] for n in item.inputs]
+        return run_state_step(STATE_OPS[item.spec.op], arguments, self._states[item.layer], step)
+
+    def _attention_output(self, tokens: int, item: AttentionStep) -> torch.Tensor:
+        """A view of the one output buffer, when the result is read before the next attention."""
+        spec = item.spec
+        if item.output in self._lives_on:
+            shape = (tokens, spec.num_heads, spec.head_dim_v)
+            return torch.empty(shape, dtype=self.dtype)
         size = tokens * spec.num_heads * spec.head_dim_v
         if self._out.numel() < size:
             self._out = torch.empty(size, dtype=self.dtype)
@@ -183,10 +247,12 @@ class Executable:
         """Bytes owned, for people."""
         cache = sum(k.nbytes + v.nbytes for k, v in self._caches)
         tokens = (self.num_blocks - 1) * self.block_size
+        states = sum(t.nbytes for slot in self._states for t in slot)
+        states_line = f"states    {states / 2**20:10.1f} MiB\n" if states else ""
         return (
             f"weights   {self._weight_bytes / 2**20:10.1f} MiB\n"
             f"kv cache  {cache / 2**20:10.1f} MiB  "
-            f"({self.num_blocks} blocks of {self.block_size}, {tokens} tokens)\n"
+            f"({self.num_blocks} blocks of {self.block_size}, {tokens} tokens)\n" + states_line
         )
 
 
@@ -220,10 +286,67 @@ def _values_dead_after(layout: ProgramLayout) -> list[tuple[int, ...]]:
     return [tuple(d) for d in dead]
 
 
-def _reads(item: TileStep | AttentionStep) -> list[int]:
-    if isinstance(item, TileStep):
-        return list(item.inputs)
-    return [n for n in (item.q, item.k, item.v, item.sinks) if n is not None]
+def _outputs_that_live_on(layout: ProgramLayout) -> set[int]:
+    """Results of attention that are still needed when the next attention runs."""
+    last_read = {number: i for i, step in enumerate(layout.steps) for number in _reads(step)}
+    attentions = [(i, s) for i, s in enumerate(layout.steps) if isinstance(s, AttentionStep)]
+    return {
+        step.output
+        for (_, step), (following, _) in pairwise(attentions)
+        if last_read.get(step.output, -1) >= following
+    }
+
+
+def _reads(item: Step) -> list[int]:
+    if isinstance(item, AttentionStep):
+        return [n for n in (item.q, item.k, item.v, item.sinks, item.slopes) if n is not None]
+    return [n for n in item.inputs if n is not None]
+
+
+def run_state_step(
+    op: StateOp,
+    arguments: Sequence[torch.Tensor | None],
+    states: Sequence[torch.Tensor],
+    step: StepInputs,
+) -> torch.Tensor:
+    """Advance every request's state by its tokens.
+
+    Args:
+        op: the recurrent op.
+        arguments: its arguments over the T packed tokens.
+        states: its states, a row per state slot.
+        step: boundaries and state slots of the requests.
+
+    Returns:
+        The op's result over the T tokens; rows of padding are zero.
+
+    Raises:
+        EngineError: the step does not say where the requests' states are.
+    """
+    if step.state_slots is None:
+        raise EngineError(f"a step of a model with {op.name} layers needs state_slots")
+    like = arguments[op.arguments.index(op.output_like)]
+    out = torch.zeros_like(like, memory_format=torch.contiguous_format)  # type: ignore[arg-type]
+    starts, lengths = step.query_start.tolist(), step.seq_lens.tolist()
+    for request, slot in enumerate(step.state_slots.tolist()):
+        begin, end = starts[request], starts[request + 1]
+        if begin == end:
+            continue
+        own = [state[slot] for state in states]
+        if lengths[request] == end - begin:
+            for state in own:
+                state.zero_()
+        rows = [
+            a[begin:end] if a is not None and op.is_per_token(i) else a
+            for i, a in enumerate(arguments)
+        ]
+        out[begin:end] = op.run(rows, own)
+    return out
+
+
+def _new_states(spec: StateSpec, num_slots: int) -> list[torch.Tensor]:
+    dtype = getattr(torch, spec.dtype)
+    return [_lazy_zeros((num_slots, *shape), dtype) for shape in spec.shapes]
 
 
 def _keep_freed_memory() -> None:

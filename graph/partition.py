@@ -1,30 +1,31 @@
-"""Split the lowered graph at attention into pieces, and let equal pieces share a tile.
+"""Split the lowered graph at attention and recurrences into pieces; equal pieces share a tile.
 
     piece 0 │ attention │ piece 1 │ attention │ ... │ piece L
 
-A node belongs to the piece after the last attention it depends on, so work that depends on no
-attention (RoPE tables, per-layer embeddings) lands in piece 0 whatever layer uses it. Nodes that
-depend on weights only, and sizes, are repeated in each piece that needs them. A piece's inputs are
-numbered by first use and its text is canonical, so equal layers have equal tile keys; what differs
-between them (weights, KV slot, window, scale) is wiring of the program, not part of a tile.
+A recurrence splits like an attention. A node belongs to the piece after the last one it depends on,
+so work that depends on none (RoPE tables, per-layer embeddings) lands in piece 0 whatever layer
+uses it. Nodes that depend on weights only, and sizes, are repeated in each piece that needs them. A
+piece's inputs are numbered by first use and its text is canonical, so equal layers have equal tile
+keys; what differs between them (weights, KV slot, window, scale) is wiring of the program, not part
+of a tile.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import fx
 
-from girih.graph.program import AttentionStep, ProgramLayout, TileStep
+from girih.graph.opaque import ATTENTION as ATTENTION
+from girih.graph.opaque import is_attention, is_opaque, state_op
+from girih.graph.program import AttentionStep, ProgramLayout, StateSpec, StateStep, Step, TileStep
 from girih.graph.text import digest, graph_text
 from girih.graph.trace import INPUT_NAMES
 from girih.graph.weight_plan import WeightPlan
 from girih.kernels.attention import AttentionSpec
 from girih.kernels.errors import TraceError
-
-ATTENTION = torch.ops.girih.attention.default
 
 
 @dataclass(frozen=True)
@@ -84,28 +85,23 @@ def partition(graph: fx.Graph, weights: WeightPlan, constants: dict[str, torch.T
     """
     levels = _levels(graph, selection_level=max(_levels(graph).values()))
     pieces = _collect_pieces(graph, levels)
-    attention = [n for n in graph.nodes if n.target is ATTENTION]
-    _connect(graph, pieces, attention)
+    opaque = [n for n in graph.nodes if is_opaque(n)]
+    _connect(graph, pieces, opaque)
     result = next(n for n in graph.nodes if n.op == "output").args[0]
     shared = {result, *(n for piece in pieces for n in piece.inputs)}
     values = _Values(graph)
+    slots = _Slots()
     tiles: dict[str, Tile] = {}
-    steps: list[TileStep | AttentionStep] = []
-    slot = 0
+    steps: list[Step] = []
     for number, piece in enumerate(pieces):
-        tile, inputs = _extract(piece, shared)
-        tiles.setdefault(tile.key, tile)
-        steps.append(
-            TileStep(
-                tile.key,
-                number,
-                tuple(values.number(n) for n in inputs),
-                tuple(values.number(n) for n in piece.outputs),
-            )
-        )
-        for node in (n for n in attention if levels[n] == number):
-            steps.append(_attention_step(node, slot, values))
-            slot += 1
+        if piece.nodes:
+            tile, inputs = _extract(piece, shared)
+            tiles.setdefault(tile.key, tile)
+            takes = tuple(values.number(n) for n in inputs)
+            gives = tuple(values.number(n) for n in piece.outputs)
+            steps.append(TileStep(tile.key, number, takes, gives))
+        for node in (n for n in opaque if levels[n] == number):
+            steps.append(_opaque_step(node, slots, values))
     layout = ProgramLayout(
         tuple(steps), values.inputs, values.weights, len(values.numbers), values.number(result)
     )
@@ -113,7 +109,7 @@ def partition(graph: fx.Graph, weights: WeightPlan, constants: dict[str, torch.T
 
 
 def _levels(graph: fx.Graph, selection_level: int = 0) -> dict[fx.Node, int]:
-    """Number of attentions on the longest path to each node; -1: depends on weights only.
+    """Number of opaque ops on the longest path to each node; -1: depends on weights only.
 
     What depends on `logits_index` belongs to the last piece (`selection_level`): selecting rows of
     a residual one piece earlier would make that piece a tile of its own.
@@ -126,8 +122,8 @@ def _levels(graph: fx.Graph, selection_level: int = 0) -> dict[fx.Node, int]:
             continue
         level = -1
         for operand in node.all_input_nodes:
-            level = max(level, levels[operand] + (operand.target is ATTENTION))
-        levels[node] = level
+            level = max(level, levels[operand] + is_opaque(operand))
+        levels[node] = max(level, 0) if is_opaque(node) else level
     return levels
 
 
@@ -144,15 +140,12 @@ def _collect_pieces(graph: fx.Graph, levels: dict[fx.Node, int]) -> list[_Piece]
     depth = max(levels.values()) + 1
     members: list[list[fx.Node]] = [[] for _ in range(depth)]
     for node in graph.nodes:
-        computes = node.op == "call_function" and node.target is not ATTENTION
+        computes = node.op == "call_function" and not is_opaque(node)
         if computes and not _is_repeated(node, levels):
             members[levels[node]].append(node)
-    for nodes in members:
-        if not nodes:
-            raise TraceError(
-                "the model has two attention layers with nothing computed between them, or starts "
-                "with attention; this structure is not supported"
-            )
+        if is_opaque(node):  # nobody else computes what it reads of the weights
+            own = [n for n in node.all_input_nodes if _is_repeated(n, levels)]
+            members[levels[node]] += [n for n in own if n not in members[levels[node]]]
     return [_Piece(_with_repeated(nodes, levels)) for nodes in members]
 
 
@@ -182,11 +175,11 @@ def _reads_size(node: fx.Node) -> bool:
     return node.target is torch.ops.aten.sym_size.int
 
 
-def _connect(graph: fx.Graph, pieces: list[_Piece], attention: list[fx.Node]) -> None:
+def _connect(graph: fx.Graph, pieces: list[_Piece], opaque: list[fx.Node]) -> None:
     """Find what each piece takes from outside and gives to others."""
     output = next(n for n in graph.nodes if n.op == "output")
     needed: set[fx.Node] = {*output.all_input_nodes}
-    for node in attention:
+    for node in opaque:
         needed.update(node.all_input_nodes)
     for piece in pieces:
         own = set(piece.nodes)
@@ -303,19 +296,52 @@ class _Values:
         return self.numbers.setdefault(node, len(self.numbers))
 
 
-def _attention_step(node: fx.Node, slot: int, values: _Values) -> AttentionStep:
-    q, k, v, *facts = node.args
-    sinks = facts[4]
-    spec = _attention_spec(q, k, v, facts)
-    number = values.number
-    return AttentionStep(
-        slot, spec, number(q), number(k), number(v), number(sinks) if sinks else None, number(node)
+class _Slots:
+    """KV and state slots: one per distinct cached content."""
+
+    def __init__(self) -> None:
+        self._kv: dict[Hashable, int] = {}
+        self._num_states = 0
+
+    def kv(self, node: fx.Node, spec: AttentionSpec) -> int:
+        """The KV slot of an attention: its own, or that of an equal one on the same keys, values.
+
+        What is not causal is attended within one step and read by no later one, so that all such
+        layers of one shape may take turns in one slot.
+        """
+        cached = (node.args[1], node.args[2]) if spec.causal else ()
+        return self._kv.setdefault((cached, spec), len(self._kv))
+
+    def state(self) -> int:
+        """A state slot of its own."""
+        self._num_states += 1
+        return self._num_states - 1
+
+
+def _opaque_step(node: fx.Node, slots: _Slots, values: _Values) -> Step:
+    if is_attention(node):
+        return _attention_step(node, slots, values)
+    op = state_op(node)
+    assert op is not None
+    missing = [None] * (len(op.arguments) - len(node.args))
+    arguments = [*node.args, *missing]
+    shapes = op.state_shapes(*(n.meta["val"] if n is not None else None for n in arguments))
+    dtype = str(node.args[0].meta["val"].dtype).removeprefix("torch.")
+    spec = StateSpec(
+        op.name,
+        tuple(tuple(int(size) for size in shape) for shape in shapes),
+        dtype if op.keeps_dtype else "float32",
     )
+    numbers = tuple(values.number(n) if n is not None else None for n in arguments)
+    return StateStep(slots.state(), spec, numbers, values.number(node))
 
 
-def _attention_spec(q: fx.Node, k: fx.Node, v: fx.Node, facts: list[Any]) -> AttentionSpec:
-    scale, causal, window, softcap, sinks = facts
-    return AttentionSpec(
+def _attention_step(node: fx.Node, slots: _Slots, values: _Values) -> AttentionStep:
+    q, k, v, *facts = node.args
+    scale, causal, window, softcap, sinks = facts[:5]
+    slopes = facts[5] if len(facts) > 5 else None
+    chunk = facts[6] if len(facts) > 6 else 0
+    spec = AttentionSpec(
         num_heads=int(q.meta["val"].shape[1]),
         num_kv_heads=int(k.meta["val"].shape[1]),
         head_dim=int(q.meta["val"].shape[2]),
@@ -325,4 +351,17 @@ def _attention_spec(q: fx.Node, k: fx.Node, v: fx.Node, facts: list[Any]) -> Att
         window=window,
         softcap=softcap,
         has_sinks=sinks is not None,
+        has_slopes=slopes is not None,
+        chunk=chunk,
+    )
+    number = values.number
+    return AttentionStep(
+        layer=slots.kv(node, spec),
+        spec=spec,
+        q=number(q),
+        k=number(k),
+        v=number(v),
+        sinks=number(sinks) if sinks is not None else None,
+        output=number(node),
+        slopes=number(slopes) if slopes is not None else None,
     )

@@ -8,11 +8,12 @@ tiles differ. Everything here is plain data: it is what a bundle stores beside t
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from girih.graph.weight_plan import WeightPlan
+from girih.graph.weight_plan import DTYPE_BYTES, WeightPlan
 from girih.kernels.attention import AttentionSpec
 
 
@@ -43,6 +44,7 @@ class AttentionStep:
         q, k, v: value numbers: [T, H, D], [T, Hkv, D], [T, Hkv, Dv].
         sinks: value number of [H], or None.
         output: value number of the result [T, H, Dv].
+        slopes: value number of [H], or None.
     """
 
     layer: int
@@ -52,9 +54,47 @@ class AttentionStep:
     v: int
     sinks: int | None
     output: int
+    slopes: int | None = None
 
 
-Step = TileStep | AttentionStep
+@dataclass(frozen=True)
+class StateSpec:
+    """What a recurrent layer keeps per request.
+
+    Attributes:
+        op: name in `girih.kernels.state_ops.STATE_OPS`.
+        shapes: of the states of one request.
+        dtype: of the states, by name.
+    """
+
+    op: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the states of one request."""
+        return sum(math.prod(shape) for shape in self.shapes) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class StateStep:
+    """Advance a recurrent layer by the tokens of each request.
+
+    Attributes:
+        layer: number of the state slot.
+        spec: the op and its state.
+        inputs: value numbers of the op's arguments; None where one is missing.
+        output: value number of the result, one row per token.
+    """
+
+    layer: int
+    spec: StateSpec
+    inputs: tuple[int | None, ...]
+    output: int
+
+
+Step = TileStep | AttentionStep | StateStep
 
 
 @dataclass(frozen=True)
@@ -78,7 +118,18 @@ class ProgramLayout:
     @property
     def attention_specs(self) -> list[AttentionSpec]:
         """One per KV slot, in slot order."""
-        return [s.spec for s in self.steps if isinstance(s, AttentionStep)]
+        slots = {s.layer: s.spec for s in self.steps if isinstance(s, AttentionStep)}
+        return [slots[layer] for layer in sorted(slots)]
+
+    @property
+    def state_specs(self) -> list[StateSpec]:
+        """One per state slot, in slot order."""
+        return [s.spec for s in self.steps if isinstance(s, StateStep)]
+
+    @property
+    def is_bidirectional(self) -> bool:
+        """Whether tokens see later ones: a request must then be in one step as a whole."""
+        return any(not spec.causal for spec in self.attention_specs)
 
     @property
     def tile_counts(self) -> Counter[str]:
@@ -109,8 +160,14 @@ class ProgramLayout:
 
 
 def _step_from_json(row: dict[str, Any]) -> Step:
-    if row.pop("kind") == "TileStep":
+    kind = row.pop("kind")
+    if kind == "TileStep":
         return TileStep(row["tile"], row["piece"], tuple(row["inputs"]), tuple(row["outputs"]))
+    if kind == "StateStep":
+        spec = row["spec"]
+        shapes = tuple(tuple(shape) for shape in spec["shapes"])
+        state = StateSpec(spec["op"], shapes, spec["dtype"])
+        return StateStep(row["layer"], state, tuple(row["inputs"]), row["output"])
     return AttentionStep(**{**row, "spec": AttentionSpec(**row["spec"])})
 
 
@@ -124,13 +181,15 @@ def program_map(layout: ProgramLayout, tile_notes: dict[str, str], plan: WeightP
         lines.append(f"{names[key]} {key}  × {count} {pieces}: {tile_notes.get(key, '')}")
     gib = sum(e.num_bytes for e in plan.entries.values()) / 2**30
     lines.append(f"weights {len(plan.entries)} tensors, {gib:.2f} GiB")
-    lines.append(f"kv slots {_spec_counts(layout)}")
+    lines.append(f"kv slots {_spec_counts(layout) or 'none'}")
+    if layout.state_specs:
+        lines.append(f"state slots {_state_counts(layout)}")
     return "\n".join(lines) + "\n"
 
 
 def _runs(layout: ProgramLayout, names: dict[str, str]) -> str:
     """ "tile 0, (attention, tile 1) × 29, attention, tile 2"."""
-    words = [names[s.tile] if isinstance(s, TileStep) else "attention" for s in layout.steps]
+    words = [_word(step, names) for step in layout.steps]
     parts: list[tuple[tuple[str, ...], int]] = []
     i = 0
     while i < len(words):
@@ -144,12 +203,30 @@ def _runs(layout: ProgramLayout, names: dict[str, str]) -> str:
     return ", ".join(f"({', '.join(p)}) × {n}" if n > 1 else p[0] for p, n in parts)
 
 
+def _word(step: Step, names: dict[str, str]) -> str:
+    if isinstance(step, TileStep):
+        return names[step.tile]
+    return "attention" if isinstance(step, AttentionStep) else step.spec.op
+
+
 def _spec_counts(layout: ProgramLayout) -> str:
     counts = Counter(layout.attention_specs)
     return "; ".join(
         f"{n} × {s.num_heads} heads, {s.num_kv_heads} kv, dim {s.head_dim}"
         + (f", window {s.window}" if s.window else "")
         + (f", soft cap {s.softcap:g}" if s.softcap else "")
+        + (f", chunks of {s.chunk}" if s.chunk else "")
+        + (", sinks" if s.has_sinks else "")
+        + (", ALiBi" if s.has_slopes else "")
+        + ("" if s.causal else ", bidirectional")
+        for s, n in counts.items()
+    )
+
+
+def _state_counts(layout: ProgramLayout) -> str:
+    counts = Counter(layout.state_specs)
+    return "; ".join(
+        f"{n} × {s.op} {' + '.join(str(list(shape)) for shape in s.shapes)} {s.dtype}"
         for s, n in counts.items()
     )
 

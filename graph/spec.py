@@ -59,7 +59,15 @@ class ModelSpec:
 
     @property
     def max_position(self) -> int:
-        """Longest sequence the configuration allows, in tokens."""
+        """Longest sequence the configuration allows, in tokens.
+
+        A sparse attention that picks `index_topk` tokens is run as full attention, which is the
+        same for sequences of at most that length.
+        """
+        return min(self._configured_length, int(self.text_config.get("index_topk") or 1 << 62))
+
+    @property
+    def _configured_length(self) -> int:
         for key in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
             if self.text_config.get(key):
                 return int(self.text_config[key])

@@ -24,7 +24,7 @@ import torch
 from torch import fx
 
 from girih.graph import capture
-from girih.graph.adaptations import Adaptations
+from girih.graph.adaptations import Adaptations, attention_classes
 from girih.graph.checkpoint import open_checkpoint
 from girih.graph.conversions import plan_sources
 from girih.graph.fail_closed import check_captured, writes
@@ -78,9 +78,10 @@ class Traced:
 class _StepModule(torch.nn.Module):
     """The model as a function of one packed step."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, first_position: int) -> None:
         super().__init__()
         self.model = model
+        self.first_position = first_position
         parameters = inspect.signature(model.forward).parameters.values()
         names = {p.name for p in parameters}
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -93,7 +94,8 @@ class _StepModule(torch.nn.Module):
     ) -> torch.Tensor:
         options: dict[str, Any] = {"input_ids": ids[None]}
         if self.takes_positions:
-            options["position_ids"] = positions[None]
+            start = self.first_position
+            options["position_ids"] = (positions + start if start else positions)[None]
         if self.takes_use_cache:
             options["use_cache"] = False
         if self.selects_rows:
@@ -114,10 +116,10 @@ def trace(spec: ModelSpec, progress: Progress = no_progress) -> Traced:
     progress(ProgressEvent("trace", 0, None, f"import {spec.architecture}"))
     model = _build_on_meta(spec)
     progress(ProgressEvent("trace", 0, None, spec.architecture))
-    with Adaptations(model, spec) as adaptations, capture.Capture(model):
-        exported = _export(adaptations.wrap(_StepModule(model)), spec)
-    graph, weights = _with_named_weights(exported, model, spec)
-    constants = _constant_values(model, weights)
+    with Adaptations(model) as adaptations, capture.Capture(model):
+        exported = _export(_StepModule(model, adaptations.first_position()), spec)
+    graph, weights, written = _with_named_weights(exported, model, spec)
+    constants = _constant_values(model, weights, {**written, **adaptations.constants()})
     symbols = _symbol_names(graph)
     check_captured(graph, spec.architecture)
     progress(ProgressEvent("trace", 1, 1, f"{len(graph.nodes)} nodes"))
@@ -140,9 +142,10 @@ def _build_on_meta(spec: ModelSpec) -> torch.nn.Module:
     capture.register()
     try:
         config = AutoConfig.from_pretrained(spec.files.path, local_files_only=True)
-        with torch.device("meta"), warnings.catch_warnings():
+        auto = _auto_class(spec.architecture)
+        with torch.device("meta"), attention_classes(auto, config), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = _auto_class(spec.architecture).from_config(
+            model = auto.from_config(
                 config,
                 dtype=getattr(torch, spec.dtype),
                 attn_implementation=capture.NAME,
@@ -224,8 +227,8 @@ def _exported(
 
 def _without_writes(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """Turn in-place writes into values: passes and pieces know data only along edges."""
-    writes = any(writes(node) for node in exported.graph.nodes)
-    return exported.run_decompositions({}) if writes else exported
+    changes = any(writes(node) for node in exported.graph.nodes)
+    return exported.run_decompositions({}) if changes else exported
 
 
 def _origin(error: BaseException) -> str:
@@ -248,9 +251,12 @@ def _first_line(error: BaseException) -> str:
 
 def _with_named_weights(
     exported: torch.export.ExportedProgram, model: torch.nn.Module, spec: ModelSpec
-) -> tuple[fx.Graph, WeightPlan]:
+) -> tuple[fx.Graph, WeightPlan, dict[str, torch.Tensor]]:
+    """The graph with its inputs named, the plan of its weights, and constants from the code."""
     signature = exported.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    lifted = signature.inputs_to_lifted_tensor_constants
+    constants: dict[str, torch.Tensor] = {}
     persistent = set(model.state_dict().keys())
     tied = dict(getattr(model, "all_tied_weights_keys", None) or {})
     sources = _sources(model, spec)
@@ -263,6 +269,8 @@ def _with_named_weights(
             _name_weight(node, tied.get(name, name), persistent, sources, plan)
         elif node.name in signature.user_inputs:
             node.meta["input"] = inputs.pop(0)
+        elif node.name in lifted:
+            _name_lifted(node, exported.constants[lifted[node.name]], plan, constants)
         elif not node.users:
             graph.erase_node(node)
         else:
@@ -275,7 +283,20 @@ def _with_named_weights(
     used = {n.meta["weight"] for n in graph.nodes if "weight" in n.meta}
     output = next(n for n in graph.nodes if n.op == "output")
     output.args = (output.args[0][0],)
-    return graph, plan.restrict(used)
+    return graph, plan.restrict(used), {n: v for n, v in constants.items() if n in used}
+
+
+def _name_lifted(
+    node: fx.Node, value: Any, plan: WeightPlan, constants: dict[str, torch.Tensor]
+) -> None:
+    """Mark a tensor that the model's code writes out (an index list) as a constant."""
+    if not isinstance(value, torch.Tensor) or value.is_meta:
+        raise TraceError(f"the model holds {node.name} outside its parameters and buffers")
+    name = f"code.{len(constants)}"
+    dtype = str(value.dtype).removeprefix("torch.")
+    node.meta["weight"] = name
+    constants[name] = value.detach().clone()
+    plan.add(WeightEntry(name, CONSTANT, tuple(value.shape), dtype, (name,)))
 
 
 def _name_weight(
@@ -300,8 +321,13 @@ def _sources(model: torch.nn.Module, spec: ModelSpec) -> dict[str, Source]:
     return sources
 
 
-def _constant_values(model: torch.nn.Module, weights: WeightPlan) -> dict[str, torch.Tensor]:
-    """Compute the buffers that are not in checkpoints, with the model's own code."""
+def _constant_values(
+    model: torch.nn.Module, weights: WeightPlan, pinned: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Compute the buffers that are not in checkpoints, with the model's own code.
+
+    `pinned` holds those that are to have other values.
+    """
     wanted = [e.name for e in weights.entries.values() if e.form == CONSTANT]
     if not wanted:
         return {}
@@ -312,7 +338,7 @@ def _constant_values(model: torch.nn.Module, weights: WeightPlan) -> dict[str, t
         empty = torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu")
         model.get_submodule(owner)._buffers[leaf] = empty
     model._initialize_missing_keys(False)  # type: ignore[operator]
-    buffers = dict(model.named_buffers())
+    buffers = {**dict(model.named_buffers()), **pinned}
     return {name: buffers[name].detach().clone() for name in wanted}
 
 

@@ -23,6 +23,24 @@ DTYPE_BYTES = {
 
 
 @dataclass(frozen=True)
+class Conversion:
+    """A model tensor computed from checkpoint tensors (`graph/conversions.py`).
+
+    Attributes:
+        name: the model's tensor.
+        sources: checkpoint names, in the order the graph takes them.
+        graph: the tensor operations, as the text of a graph file.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    graph: str
+
+
+Source = str | Conversion
+
+
+@dataclass(frozen=True)
 class WeightEntry:
     """One tensor input of the program.
 
@@ -32,14 +50,15 @@ class WeightEntry:
             or "constant" (a buffer computed from the configuration and kept in the bundle).
         shape: logical shape; a packed [N, K] weight keeps its logical shape here.
         dtype: dtype name, e.g. "bfloat16".
-        sources: checkpoint names whose rows follow each other along dimension 0.
+        sources: checkpoint names, or conversions of several, whose rows follow each other along
+            dimension 0.
     """
 
     name: str
     form: str
     shape: tuple[int, ...]
     dtype: str
-    sources: tuple[str, ...]
+    sources: tuple[Source, ...]
 
     @property
     def num_bytes(self) -> int:
@@ -79,8 +98,18 @@ class WeightPlan:
         return cls(
             [
                 WeightEntry(
-                    r["name"], r["form"], tuple(r["shape"]), r["dtype"], tuple(r["sources"])
+                    r["name"],
+                    r["form"],
+                    tuple(r["shape"]),
+                    r["dtype"],
+                    tuple(_source_from_json(s) for s in r["sources"]),
                 )
                 for r in rows
             ]
         )
+
+
+def _source_from_json(data: str | dict[str, Any]) -> Source:
+    if isinstance(data, str):
+        return data
+    return Conversion(data["name"], tuple(data["sources"]), data["graph"])

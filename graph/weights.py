@@ -10,8 +10,9 @@ import torch
 
 import girih.kernels.ops  # registers pack_linear_  # noqa: F401
 from girih.graph.checkpoint import Checkpoint
+from girih.graph.conversions import read_source
 from girih.graph.progress import Progress, ProgressEvent, no_progress
-from girih.graph.weight_plan import CONSTANT, PACKED, WeightEntry, WeightPlan
+from girih.graph.weight_plan import CONSTANT, PACKED, Source, WeightEntry, WeightPlan
 from girih.kernels.errors import WeightError
 from girih.kernels.packing import packed_shape
 
@@ -59,7 +60,7 @@ def _load(
     target = torch.zeros(shape, dtype=dtype)
     row = 0
     for source in entry.sources:
-        rows = checkpoint.read(source, entry.dtype)
+        rows = read_source(source, checkpoint, entry.dtype)
         _check(entry, source, rows, row)
         count = rows.shape[0] if rows.ndim else 1
         if entry.form == PACKED:
@@ -71,17 +72,22 @@ def _load(
         row += count
     if entry.shape and row != entry.shape[0]:
         raise WeightError(
-            f"{entry.name} needs {entry.shape[0]} rows; its sources {', '.join(entry.sources)} "
+            f"{entry.name} needs {entry.shape[0]} rows; its sources "
+            f"{', '.join(map(_source_name, entry.sources))} "
             f"have {row}"
         )
     return target
 
 
-def _check(entry: WeightEntry, source: str, rows: torch.Tensor, row: int) -> None:
+def _source_name(source: Source) -> str:
+    return source if isinstance(source, str) else source.name
+
+
+def _check(entry: WeightEntry, source: Source, rows: torch.Tensor, row: int) -> None:
     same_kind = rows.ndim == len(entry.shape) and tuple(rows.shape[1:]) == entry.shape[1:]
     if not same_kind or (entry.shape and row + rows.shape[0] > entry.shape[0]):
         expected = ", ".join(map(str, entry.shape))
         raise WeightError(
-            f"tensor {source} has shape {list(rows.shape)}; the configuration asks for "
-            f"[{expected}]{' rows in all' if len(entry.sources) > 1 else ''}"
+            f"tensor {_source_name(source)} has shape {list(rows.shape)}; the configuration asks "
+            f"for [{expected}]{' rows in all' if len(entry.sources) > 1 else ''}"
         )

@@ -16,6 +16,12 @@ convolution, which have its dtype.
     x, dt [T, C], a [C, N], b, c [T, N] -> y [T, C]: S = exp(dt a) S + dt x bᵀ; y = S c. Mamba.
 `girih::gated_sum(x, a) -> h`
     x, a [T, C] -> h [T, C]: h = a * h + x. RG-LRU.
+`girih::wkv(k, v, decay, first) -> o`
+    k, v [T, C], decay, first [C] -> o [T, C]: the mean of all v so far, weighted by exp(k) and
+    exp(decay) per token of distance, the newest by exp(k + first). RWKV-4.
+`girih::mlstm(q, k, v, i, f, eps) -> h`
+    q, k [T, H, D], v [T, H, V], i, f [T, H], eps [1] -> h [T, H, V]: S = exp(f) S + exp(i) k vᵀ and
+    n = exp(f) n + exp(i) k; h = Sᵀ q / max(|n q|, 1), all scaled to stay finite. xLSTM.
 """
 
 from __future__ import annotations
@@ -153,6 +159,38 @@ def _gated_sum(arguments: Sequence[Any], states: Tensors) -> torch.Tensor:
     return out.to(arguments[0].dtype)
 
 
+def _wkv(arguments: Sequence[Any], states: Tensors) -> torch.Tensor:
+    k, v, decay, first = (tensor.float() for tensor in arguments)
+    total, weight, largest = states  # total and weight are scaled by exp(-largest)
+    out = torch.empty_like(v)
+    for t in range(k.shape[0]):
+        known = torch.where(weight > 0, largest, -1e38)
+        top = torch.maximum(known, k[t] + first)
+        old, new = torch.exp(known - top), torch.exp(k[t] + first - top)
+        out[t] = (old * total + new * v[t]) / (old * weight + new)
+        top = torch.maximum(known + decay, k[t])
+        old, new = torch.exp(known + decay - top), torch.exp(k[t] - top)
+        total.mul_(old).add_(new * v[t])
+        weight.mul_(old).add_(new)
+        largest.copy_(top)
+    return out.to(arguments[1].dtype)
+
+
+def _mlstm(arguments: Sequence[Any], states: Tensors) -> torch.Tensor:
+    q, k, v, i, f, eps = (tensor.float() for tensor in arguments)
+    state, norm, largest = states  # state and norm are scaled by exp(-largest)
+    out = torch.empty_like(v)
+    for t in range(v.shape[0]):
+        top = torch.maximum(f[t] + largest, i[t])
+        old, new = torch.exp(f[t] + largest - top)[:, None], torch.exp(i[t] - top)[:, None]
+        state.mul_(old[..., None]).add_((new * k[t])[:, :, None] * v[t][:, None])
+        norm.mul_(old).add_(new * k[t])
+        largest.copy_(top)
+        size = torch.maximum((q[t] * norm).sum(-1).abs(), torch.exp(-top)) + eps
+        out[t] = torch.einsum("hd,hdv->hv", q[t], state) / size[:, None]
+    return out.to(arguments[2].dtype)
+
+
 _register(
     StateOp(
         "causal_conv",
@@ -196,4 +234,28 @@ _register(
 )
 _register(
     StateOp("gated_sum", ("x", "a"), ("x", "a"), lambda x, a: ((x.shape[1],),), _gated_sum, "x")
+)
+_register(
+    StateOp(
+        "wkv",
+        ("k", "v", "decay", "first"),
+        ("k", "v"),
+        lambda k, v, decay, first: ((k.shape[1],),) * 3,
+        _wkv,
+        "v",
+    )
+)
+_register(
+    StateOp(
+        "mlstm",
+        ("q", "k", "v", "i", "f", "eps"),
+        ("q", "k", "v", "i", "f"),
+        lambda q, k, v, i, f, eps: (
+            (v.shape[1], q.shape[2], v.shape[2]),
+            (v.shape[1], q.shape[2]),
+            (v.shape[1],),
+        ),
+        _mlstm,
+        "v",
+    )
 )

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import fx
 
-import girih.kernels.ops  # registers girih::attention  # noqa: F401
+from girih.graph.opaque import is_opaque
 from girih.passes.pass_api import PassContext, Phase, insert_call, refresh_values, register_pass
 
 aten = torch.ops.aten
@@ -17,7 +17,7 @@ _SELECTORS = {aten.index_select.default, aten.index.Tensor}
 
 def _expects(graph: fx.Graph) -> str | None:
     selector = _find_selector(graph)
-    if selector is None or selector.args[0].target is torch.ops.girih.attention.default:
+    if selector is None or is_opaque(selector.args[0]):
         return None
     return "rows are selected below the last attention"
 
@@ -55,9 +55,8 @@ def _find_selector(graph: fx.Graph) -> fx.Node | None:
 
 
 def _rows_region(graph: fx.Graph, selector: fx.Node) -> list[fx.Node]:
-    """Nodes from the last attention to the selector that carry the token dimension, in order."""
-    attention = torch.ops.girih.attention.default
-    last = list(graph.find_nodes(op="call_function", target=attention))[-1]
+    """Nodes from the last attention or recurrence to the selector, along the tokens, in order."""
+    last = [n for n in graph.nodes if is_opaque(n)][-1]
     after: set[fx.Node] = {last}
     region = []
     for node in graph.nodes:

@@ -24,13 +24,15 @@ def infer_value(node: fx.Node) -> Any:
     assert callable(node.target), "only calls have a value to infer"
     args = fx.node.map_arg(node.args, lambda n: n.meta["val"])
     kwargs = fx.node.map_arg(node.kwargs, lambda n: n.meta["val"])
-    mode = next((v.fake_mode for v in _flat((args, kwargs)) if isinstance(v, FakeTensor)), None)
+    known = _flat((args, kwargs, node.meta.get("val")))
+    mode = next((v.fake_mode for v in known if isinstance(v, FakeTensor)), None)
     if mode is None or _makes_sizes(node.target):
         return node.target(*args, **kwargs)
     memory = _known.setdefault(mode, {})
     key = (node.target, value_layout(args), value_layout(kwargs))
     if key not in memory:
-        memory[key] = node.target(*args, **kwargs)
+        with mode:  # a call without tensor operands (arange) knows of no mode
+            memory[key] = node.target(*args, **kwargs)
     return memory[key]
 
 

@@ -116,12 +116,21 @@ def insert_weight(
 
 
 def refresh_values(graph: fx.Graph, changed: Iterable[fx.Node]) -> None:
-    """Recompute what depends on `changed` nodes, as far as shapes or strides become others."""
+    """Recompute what depends on `changed` nodes, as far as shapes or strides become others.
+
+    A view of what now lies in memory with gaps becomes a reshape, which copies.
+    """
     pending = set(changed)
     for node in graph.nodes:
         if node.op != "call_function" or pending.isdisjoint(node.all_input_nodes):
             continue
-        value = infer_value(node)
+        try:
+            value = infer_value(node)
+        except (RuntimeError, ValueError):
+            if node.target is not torch.ops.aten.view.default:
+                raise
+            node.target = torch.ops.aten.reshape.default
+            value = infer_value(node)
         if value_layout(value) != value_layout(node.meta["val"]):
             node.meta["val"] = value
             pending.add(node)

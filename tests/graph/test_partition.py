@@ -13,8 +13,14 @@ from support_graphs import capture
 from support_models import program_of, tiny_traced
 
 from girih.graph.partition import partition
-from girih.graph.program import AttentionStep, ProgramLayout, TileStep, layout_json
-from girih.kernels.errors import TraceError
+from girih.graph.program import (
+    AttentionStep,
+    ProgramLayout,
+    StateSpec,
+    StateStep,
+    TileStep,
+    layout_json,
+)
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -159,15 +165,29 @@ def test_what_only_attention_reads_may_be_a_view():
     assert "clone" not in first.text
 
 
-def test_two_attentions_in_a_row_are_refused():
+def test_two_attentions_in_a_row():
     def function(a, b, x, logits_index):
         q = torch.nn.functional.linear(x, a).view(-1, 2, 4)
         h = torch.ops.girih.attention(q, q, q, 0.5, True, 0, 0.0, None)
         h = torch.ops.girih.attention(h, h, h, 0.5, True, 0, 0.0, None)
         return h.reshape(-1, 8).index_select(0, logits_index)
 
-    with pytest.raises(TraceError, match="two attention layers with nothing computed between"):
-        pieces_of(function)
+    layout = pieces_of(function).layout
+    assert [type(s).__name__ for s in layout.steps] == [
+        "TileStep", "AttentionStep", "AttentionStep", "TileStep",
+    ]  # fmt: skip
+
+
+def test_recurrent_layers_are_steps_with_states():
+    def function(a, b, x, logits_index):
+        h = torch.ops.girih.causal_conv(torch.nn.functional.linear(x, a), b.t(), None)
+        return h.index_select(0, logits_index)
+
+    program = pieces_of(function)
+    [step] = [s for s in program.layout.steps if isinstance(s, StateStep)]
+    assert program.layout.state_specs == [StateSpec("causal_conv", ((7, 8),), "float32")]
+    assert step.inputs[1] is not None and step.inputs[2] is None  # a transposed weight, no bias
+    assert ProgramLayout.from_json(program.layout.to_json()) == program.layout
 
 
 def test_layout_survives_json():

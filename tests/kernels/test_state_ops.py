@@ -23,6 +23,11 @@ def arguments(name):
             torch.randn(T, 3),
         ],
         "gated_sum": [torch.randn(T, 7), torch.rand(T, 7)],
+        "wkv": [torch.randn(T, 5), torch.randn(T, 5), -torch.rand(5), torch.randn(5)],
+        "mlstm": [
+            torch.randn(T, 2, 8), torch.randn(T, 2, 8), torch.randn(T, 2, 6), torch.randn(T, 2),
+            F.logsigmoid(torch.randn(T, 2)), torch.tensor([1e-6]),
+        ],
     }[name]  # fmt: skip
 
 
@@ -61,6 +66,16 @@ def test_linear_attention_is_masked_products():
     expected = torch.einsum("hij,jhv->ihv", scores, v)
     found = torch.ops.girih.linear_attention(*arguments("linear_attention"))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_wkv_is_a_weighted_mean():
+    k, v, decay, first = arguments("wkv")
+    for t in (0, 4, T - 1):
+        distance = torch.arange(t - 1, -1, -1.0)[:, None]  # of each earlier token
+        logits = torch.cat((k[:t] + decay * distance, (k[t] + first)[None]))
+        expected = (torch.softmax(logits, 0) * v[: t + 1]).sum(0)
+        found = torch.ops.girih.wkv(k, v, decay, first)[t]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_delta_rule_overwrites_what_a_key_held():

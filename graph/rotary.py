@@ -1,0 +1,63 @@
+"""Rotary tables that transformers picks by the longest sequence at hand, pinned for a whole start.
+
+"dynamic" and "longrope" tables change when any sequence of a step grows beyond the original length,
+so one long request would change the results of every other. Here each model has the table of its
+longest allowed sequence, for all sequences: up to the original length this differs from what
+transformers computes for a short sequence alone, by design.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class PinnedRotary:
+    """The length-dependent rotary tables of a model.
+
+    Args:
+        model: the model to be traced.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._parts = [
+            (name, part, layer_type)
+            for name, part in model.named_modules()
+            for layer_type, kind in _rope_types(part)
+            if "dynamic" in kind or kind == "longrope"
+        ]
+        self._values: dict[str, torch.Tensor] = {}
+
+    def freeze(self) -> None:
+        """Compute the tables for the longest sequence and keep the modules from changing them."""
+        for name, part, layer_type in self._parts:
+            prefix = "" if layer_type is None else f"{layer_type}_"
+            table, scaling = _table(part, layer_type)
+            setattr(part, f"{prefix}attention_scaling", scaling)
+            if layer_type is None:
+                part.rope_type = "pinned"
+            else:
+                part.rope_type = {**part.rope_type, layer_type: "pinned"}
+            self._values[f"{name}.{prefix}inv_freq"] = table
+
+    def constants(self) -> dict[str, torch.Tensor]:
+        """Values of the pinned buffers, by name."""
+        return dict(self._values)
+
+
+def _rope_types(part: torch.nn.Module) -> list[tuple[str | None, str]]:
+    kind = getattr(part, "rope_type", None)
+    if isinstance(kind, str):
+        return [(None, kind)]
+    return list(kind.items()) if isinstance(kind, dict) else []
+
+
+def _table(part: Any, layer_type: str | None) -> tuple[torch.Tensor, float]:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    kind = part.rope_type if layer_type is None else part.rope_type[layer_type]
+    longest = int(part.config.max_position_embeddings)
+    options = {} if layer_type is None else {"layer_type": layer_type}
+    table, scaling = ROPE_INIT_FUNCTIONS[kind](part.config, "cpu", seq_len=longest, **options)
+    return table, float(scaling)
