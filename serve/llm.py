@@ -12,11 +12,12 @@ from girih.graph.progress import Progress, no_progress
 from girih.kernels.errors import RequestError
 from girih.runtime.config import EngineConfig
 from girih.runtime.sampling_params import SamplingParams
+from girih.serve.beam_search import BeamSearch, BeamSearchParams, BeamSequence
 from girih.serve.inline_batch import EngineHandle, InlineBatch
 from girih.serve.options import engine_config
 from girih.serve.output_processor import Delta
 from girih.serve.outputs import RequestOutput
-from girih.serve.prompts import Prompt, as_prompt_list
+from girih.serve.prompts import Prompt, as_prompt_list, read_prompt
 from girih.serve.sampling_defaults import SamplingDefaults, read_generation_config
 from girih.serve.tokenizer import Tokenizer, load_tokenizer
 
@@ -124,6 +125,33 @@ class LLM:
         """Yield the deltas of one completion as they come."""
         chosen = _params_per_prompt(params, 1, self.defaults)[0]
         yield from self._batch([prompt], [msgspec.structs.replace(chosen, n=1)]).run_deltas()
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams | None = None
+    ) -> list[list[BeamSequence]]:
+        """Search the most likely completions of prompts.
+
+        Returns:
+            `beam_width` sequences per prompt, the best first.
+
+        Raises:
+            RequestError: a prompt cannot be served, or leaves no room for `max_tokens`.
+        """
+        params = params or BeamSearchParams()
+        vocab_size, limit = self.handle.vocab_size, self.handle.max_model_len
+        ids = [read_prompt(p, self.tokenizer, vocab_size)[1] for p in as_prompt_list(prompts)]
+        longest = max(map(len, ids), default=0)
+        if longest + params.max_tokens > limit:
+            raise RequestError(
+                f"a prompt has {longest} tokens and max_tokens is {params.max_tokens}; "
+                f"max_model_len allows {limit} together",
+                param="max_tokens",
+            )
+        search = BeamSearch(self.generate, params, self.handle.eos_token_ids)
+        found = search.run(ids)
+        for sequence in (sequence for group in found for sequence in group):
+            sequence.text = self.tokenizer.decode(sequence.token_ids)
+        return found
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix."""
