@@ -150,12 +150,15 @@ class _ChatWriter:
 
     def _ending(self, news: ChatNews) -> dict[str, Any]:
         records = news.delta.logprobs
+        reason = news.finish_reason
+        if reason == "tool_calls" and self._job.form.is_named:
+            reason = "stop"  # as OpenAI has it: the call was no decision of the model
         choice: dict[str, Any] = {
             "index": news.index,
             "logprobs": None if records is None else self._logprobs.chat(records),
-            "finish_reason": news.finish_reason,
+            "finish_reason": reason,
         }
-        if news.finish_reason is not None:
+        if reason is not None:
             choice["stop_reason"] = news.delta.stop_reason
         if self._body.return_token_ids:
             choice["token_ids"] = news.delta.token_ids

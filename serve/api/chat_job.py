@@ -78,9 +78,9 @@ class ChatJob:
         self.plan = plan
         self.streams = streams
         self.usage = Usage(len(plan.prompts[0]))
+        self.form = form
         make_parser = form.parser_factory(plan.prompts[0])
         self._parsers: list[ChatParser] = [make_parser() for _ in streams]
-        self._called_reason = "stop" if form.is_named else "tool_calls"
         self._called = [False] * len(streams)
         self._reasoning = [""] * len(streams)
 
@@ -136,7 +136,7 @@ class ChatJob:
         self._reasoning[index] += parts.reasoning
         reason = delta.finish_reason
         if reason == "stop" and self._called[index]:
-            reason = self._called_reason
+            reason = "tool_calls"
         return ChatNews(index, delta, parts, reason)
 
 

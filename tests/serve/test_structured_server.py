@@ -270,6 +270,30 @@ def test_streamed_calls_equal_whole_ones(client, closing):
     ]
 
 
+def test_a_form_beside_tools_leaves_the_choice(url, closing):
+    """The answer has the form, or it is a call."""
+    form = {"type": "json_schema", "json_schema": {"name": "p", "schema": {"enum": [1, 2]}}}
+    answer = post(
+        url,
+        "chat/completions",
+        messages=MESSAGES,
+        tools=TOOLS,
+        response_format=form,
+        n=6,
+        seed=1,
+        max_tokens=200,
+        logit_bias=closing,
+    )
+    for choice in answer.json()["choices"]:
+        message = choice["message"]
+        if choice["finish_reason"] == "stop":
+            assert message["content"] in ("1", "2")
+        elif choice["finish_reason"] == "tool_calls":
+            for call in message["tool_calls"]:
+                function = call["function"]
+                validate(json.loads(function["arguments"]), PARAMETERS[function["name"]])
+
+
 def test_free_choice_of_tools_is_free(client):
     answer = client.chat.completions.create(
         model="tiny", messages=MESSAGES, tools=TOOLS, max_tokens=10
@@ -312,4 +336,7 @@ def test_responses_and_messages_take_required_tools(client, url, closing):
     answer = post(url, "messages", model="tiny", tools=tools, **body).json()
     [*_, block] = [block for block in answer["content"] if block["type"] == "tool_use"]
     validate(block["input"], CITY)
+    assert answer["stop_reason"] == "tool_use"
+    body["tool_choice"] = {"type": "tool", "name": "get_weather"}
+    answer = post(url, "messages", model="tiny", tools=tools, **body).json()
     assert answer["stop_reason"] == "tool_use"
