@@ -7,6 +7,7 @@ import socket
 import httpx
 import pytest
 
+CLIENT = httpx.Client(timeout=20)  # one for all: making one takes longer than a request
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 BASES = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 1},
@@ -21,11 +22,17 @@ BASES = {
 GENERATING = ("/v1/completions", "/v1/chat/completions")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _closed_client():
+    yield
+    CLIENT.close()
+
+
 def send(server, path, raw, **headers):
     if isinstance(raw, str):
         raw = raw.encode()
     headers = {"content-type": "application/json", **headers}
-    return httpx.post(server.url + path, content=raw, headers=headers, timeout=20)
+    return CLIENT.post(server.url + path, content=raw, headers=headers)
 
 
 def refused(answer, status=400):
