@@ -17,8 +17,8 @@ from girih.serve.commands import VERBS
     ("line", "offered"),
     [
         (["gen"], ["generate"]),
-        (["bench", ""], ["offline", "serve"]),
-        (["bench", "s"], ["serve"]),
+        (["bench", "o"], ["offline"]),
+        (["bench", "se"], ["serve"]),
         (["-q", "bench", "o"], ["offline"]),
         (["serve", "opt=O0"], ["opt=O0"]),
         (["serve", "dataset"], []),
@@ -113,7 +113,7 @@ BASH = 'COMP_LINE={line!r}; COMP_POINT=${{#COMP_LINE}}; _girih; printf "%s\\n" "
     ("line", "replies"),
     [
         ("girih gen", ["generate"]),
-        ("girih bench s", ["serve"]),
+        ("girih bench se", ["serve"]),
         ("girih serve opt=O0", ["O0"]),
         ("girih serve max_num_s", ["max_num_seqs="]),
         ("girih bench serve report.json=my", ["my file.jsonl"]),
