@@ -99,3 +99,14 @@ def test_a_thread_runs_plans_beside_the_caller_and_says_when_one_is_done():
     queue.close()
     assert [step_id for step_id, _ in runner.executed] == [0, 1, 2]
     assert threading.get_ident() not in {thread for _, thread in runner.executed}
+
+
+def test_a_failure_nobody_waited_for_does_not_hit_later_plans():
+    gate = threading.Event()
+    queue = ThreadedPlanQueue(Runner(broken=[0], gate=gate))
+    queue.submit(plan(0))
+    queue.forget(1)
+    queue.submit(plan(1))
+    gate.set()
+    assert queue.wait().result.step_id == 1
+    queue.close()
