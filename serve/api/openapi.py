@@ -132,7 +132,7 @@ def make_document(needs_key: bool) -> dict[str, Any]:
 
 
 def _operation(method: str, path: str, route: RouteDoc, needs_key: bool) -> dict[str, Any]:
-    content = {"application/json": {"schema": _ref(route.answer)}}
+    content: dict[str, Any] = {"application/json": {"schema": _ref(route.answer)}}
     if route.streams:
         content["text/event-stream"] = {"schema": EVENT}
     operation: dict[str, Any] = {
