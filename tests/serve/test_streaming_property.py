@@ -73,7 +73,8 @@ def streamed(server, route, body):
     found = [["", None, None] for _ in range(body["n"])]
     with CLIENT.stream("POST", server.url + route, json={**body, "stream": True}) as s:
         raw = b"".join(s.iter_bytes())
-    lines = [line for line in raw.decode("utf-8").split("\n\n") if line]
+    events = raw.decode("utf-8").split("\n\n")
+    lines = [line for line in events if line and not line.startswith(":")]  # keep-alive
     assert lines[-1] == "data: [DONE]"
     for line in lines[:-1]:
         for choice in json.loads(line.removeprefix("data: "))["choices"]:
