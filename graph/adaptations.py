@@ -21,6 +21,12 @@ from girih.graph.adapted_classes import METHODS
 from girih.graph.capture import NAME
 from girih.graph.rotary import PinnedRotary
 
+# Settings that change how a model computes, not what; with these values it does so in one piece.
+_NEUTRAL = {
+    "rescale_every": 0,  # RWKV halves weights in place every so many layers, and undoes it
+    "max_inference_chunksize": 1 << 40,  # xLSTM cuts long sequences and carries its own state
+}
+
 Replaced = tuple[type, str, Any]
 
 
@@ -48,8 +54,9 @@ class Adaptations:
                 self._replaced.append((owner, method, owner.__dict__[method]))
                 setattr(owner, method, replacement)
         self._rotary.freeze()
-        if hasattr(self._model.config, "rescale_every"):
-            self._model.config.rescale_every = 0  # RWKV halves weights in place, then undoes it
+        for name, value in _NEUTRAL.items():
+            if hasattr(self._model.config, name):
+                setattr(self._model.config, name, value)
         return self
 
     def __exit__(

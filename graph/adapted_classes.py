@@ -78,6 +78,11 @@ def _bart_like(
     return self.out_proj(_merged(_attend(q, k, v, self.scaling))), None
 
 
+def _xglm_positions(self: Any, position_ids: torch.Tensor, *rest: Any, **options: Any) -> Any:
+    """The table never grows while it is read: it has a row for every allowed position."""
+    return self.weights[position_ids + self.offset].detach()
+
+
 def _falcon(
     self: Any,
     hidden_states: torch.Tensor,
@@ -88,12 +93,22 @@ def _falcon(
 ) -> Any:
     if alibi is not None:
         raise TraceError("Falcon with ALiBi rounds its slopes by position: unsupported")
-    query, key, value = (
-        x.transpose(1, 2) for x in self._split_heads(self.query_key_value(hidden_states))
-    )
+    query, key, value = (x.transpose(1, 2) for x in _falcon_heads(self, hidden_states))
     rotate = sys.modules[type(self).__module__].apply_rotary_pos_emb
     query, key = rotate(query, key, *position_embeddings)
     return self.dense(_merged(_attend(query, key, value, self.inv_norm_factor))), None
+
+
+def _falcon_heads(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values [1, T, H, D] out of the fused projection, by kind of Falcon."""
+    qkv = self.query_key_value(hidden_states).unflatten(2, (-1, self.head_dim))
+    if self.new_decoder_architecture:
+        grouped = qkv.unflatten(2, (self.num_kv_heads, -1))
+        return grouped[..., :-2, :].flatten(2, 3), grouped[..., -2, :], grouped[..., -1, :]
+    if self.multi_query:
+        return qkv[:, :, :-2], qkv[:, :, -2:-1], qkv[:, :, -1:]
+    separate = qkv.unflatten(2, (self.num_heads, 3))
+    return separate[..., 0, :], separate[..., 1, :], separate[..., 2, :]
 
 
 def _bloom(
@@ -283,6 +298,7 @@ METHODS: dict[str, dict[str, Callable[..., Any]]] = {
     "GPTNeoSelfAttention": {"_attn": _gpt_neo},
     "GPTNeoXJapaneseAttention": {"_attn": _gpt_neox_japanese},
     "Attention": {"_attn": _openai_gpt},
+    "XGLMSinusoidalPositionalEmbedding": {"forward": _xglm_positions},
     "XGLMAttention": {"forward": _bart_like},
     "TrOCRAttention": {"forward": _bart_like},
     "FalconAttention": {"forward": _falcon},

@@ -119,6 +119,7 @@ def trace(spec: ModelSpec, progress: Progress = no_progress) -> Traced:
     with Adaptations(model) as adaptations, capture.Capture(model):
         exported = _export(_StepModule(model, adaptations.first_position()), spec)
     graph, weights, written = _with_named_weights(exported, model, spec)
+    _number_rows_by_position(graph)
     constants = _constant_values(model, weights, {**written, **adaptations.constants()})
     symbols = _symbol_names(graph)
     check_captured(graph, spec.architecture)
@@ -340,6 +341,25 @@ def _constant_values(
     model._initialize_missing_keys(False)  # type: ignore[operator]
     buffers = {**dict(model.named_buffers()), **pinned}
     return {name: buffers[name].detach().clone() for name in wanted}
+
+
+def _number_rows_by_position(graph: fx.Graph) -> None:
+    """Let code that numbers the tokens of its one sequence (`arange(T)`) read their positions."""
+    positions = next(n for n in graph.nodes if n.meta.get("input") == "positions")
+    tokens = str(positions.meta["val"].shape[0])
+    aten = torch.ops.aten
+    for target in (aten.arange.default, aten.arange.start, aten.arange.start_step):
+        for node in graph.find_nodes(op="call_function", target=target):
+            value = node.meta["val"]
+            starts_at_zero = target is aten.arange.default or node.args[0] == 0
+            is_plain = len(node.args) < 3 or node.args[2] == 1
+            if not (starts_at_zero and is_plain and str(value.shape[0]) == tokens):
+                continue
+            with graph.inserting_before(node):
+                cast = graph.call_function(aten.to.dtype, (positions, value.dtype))
+            cast.meta = {**node.meta, "val": value}
+            node.replace_all_uses_with(cast)
+            graph.erase_node(node)
 
 
 def _symbol_names(graph: fx.Graph) -> dict[str, str]:
