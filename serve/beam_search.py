@@ -6,6 +6,7 @@ beams ─▶ one request per beam (one token, its best alternatives) ─▶ cand
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -57,7 +58,7 @@ class BeamSequence:
 
     def score(self, length_penalty: float) -> float:
         """What sequences are ordered by, the largest first."""
-        return self.logprob / max(1, len(self.token_ids)) ** length_penalty
+        return self.logprob / math.pow(max(1, len(self.token_ids)), length_penalty)
 
 
 Extend = Callable[[list[list[int]], SamplingParams], Sequence[RequestOutput]]

@@ -17,7 +17,9 @@ from typing import Protocol
 from girih.graph.progress import Progress
 from girih.runtime.core_process import Build, BuiltEngine, CoreSupervisor
 from girih.runtime.messages import EngineFacts
-from girih.serve.core_link import CoreLink, ProcessLink, ThreadLink
+from girih.serve.core_link import CoreLink
+from girih.serve.process_link import ProcessLink
+from girih.serve.thread_link import ThreadLink
 from girih.serve.tokenizer import Tokenizer, load_tokenizer
 
 

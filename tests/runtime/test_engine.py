@@ -87,9 +87,7 @@ def test_tokens_are_the_same_with_asynchronous_scheduling(new_core, case):
 def test_a_failing_step_spares_requests_of_the_plan_behind_it(new_core, caplog):
     caplog.set_level(logging.CRITICAL)
     runner = FakeRunner(16, fail_at={1: RuntimeError("tile 3 broke")})
-    core = new_core(
-        runner=runner, async_scheduling=True, max_num_batched_tokens=40, max_num_seqs=2
-    )
+    core = new_core(runner=runner, async_scheduling=True, max_num_batched_tokens=40, max_num_seqs=2)
     requests = [make_request(name, 30, max_tokens=4) for name in "abcd"]
     for request in requests:
         core.add_request(request)

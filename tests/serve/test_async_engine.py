@@ -9,7 +9,7 @@ from support_serving import fake_handle
 
 from girih.kernels.errors import EngineError, RequestError
 from girih.serve.async_engine import AsyncEngine
-from girih.serve.core_link import ThreadLink
+from girih.serve.thread_link import ThreadLink
 
 TOKENIZER = support_tokenizer.byte_level()
 
