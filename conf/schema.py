@@ -12,7 +12,13 @@ import typing
 from functools import cache, partial
 from typing import Any
 
-from girih.conf.tool_keys import PassesBisectKeys, PassesDiffKeys, PassesRunKeys
+from girih.conf.tool_keys import (
+    CachePruneKeys,
+    PassesBisectKeys,
+    PassesDiffKeys,
+    PassesRunKeys,
+    SweepKeys,
+)
 from girih.passes.options import OptConfig
 from girih.runtime.config import (
     CacheConfig,
@@ -29,7 +35,7 @@ from girih.serve.bench.config import (
     ReportConfig,
     SloConfig,
 )
-from girih.serve.config import BenchConfig, SamplingConfig, ServeConfig
+from girih.serve.config import BenchConfig, ExplainConfig, SamplingConfig, ServeConfig
 
 SECTIONS: dict[str, type] = {
     "model": ModelConfig,
@@ -42,6 +48,7 @@ SECTIONS: dict[str, type] = {
     "sampling": SamplingConfig,
     "serve": ServeConfig,
     "bench": BenchConfig,
+    "explain": ExplainConfig,
     "dataset": DatasetConfig,
     "endpoint": EndpointConfig,
     "load": LoadConfig,
@@ -50,7 +57,7 @@ SECTIONS: dict[str, type] = {
 }
 """Every section of a configuration and the record it fills."""
 
-PLAIN_SECTIONS = ("compile", "endpoint", "load", "slo", "report")
+PLAIN_SECTIONS = ("compile", "explain", "endpoint", "load", "slo", "report")
 GROUPS = tuple(name for name in SECTIONS if name not in PLAIN_SECTIONS)
 """Sections that are also Hydra groups with named options."""
 
@@ -155,13 +162,18 @@ VERBS: dict[str, VerbSchema] = {
     "bench offline": VerbSchema((*ENGINE_SECTIONS, "bench")),
     "bench scheduler": VerbSchema((), SchedulerBenchKeys),
     "bench serve": VerbSchema(("endpoint", "dataset", "load", "slo", "report")),
-    "explain": VerbSchema(ENGINE_SECTIONS),
+    "explain": VerbSchema((*ENGINE_SECTIONS, "explain")),
     "env": VerbSchema((), EnvKeys),
     "completion": VerbSchema(()),
     "passes list": VerbSchema(("opt",)),
     "passes run": VerbSchema(ENGINE_SECTIONS, PassesRunKeys),
     "passes diff": VerbSchema(ENGINE_SECTIONS, PassesDiffKeys),
     "passes bisect": VerbSchema(ENGINE_SECTIONS, PassesBisectKeys),
+    "sweep": VerbSchema((*ENGINE_SECTIONS, "bench"), SweepKeys),
+    "cache list": VerbSchema(()),
+    "cache explain": VerbSchema(ENGINE_SECTIONS),
+    "cache prune": VerbSchema((), CachePruneKeys),
+    "cache verify": VerbSchema(()),
 }
 
 ALIASES: dict[str, str] = {

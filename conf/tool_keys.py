@@ -1,4 +1,4 @@
-"""Top-level keys of the verbs that look into the compiler: passes, cache."""
+"""Top-level keys of the verbs that look into the compiler: passes, cache, sweep."""
 
 from __future__ import annotations
 
@@ -44,12 +44,23 @@ class PassesBisectKeys:
 
 
 @dataclasses.dataclass
+class SweepKeys:
+    """Top-level keys of `girih sweep`.
+
+    Attributes:
+        out: directory for rows.jsonl, table.md and pareto.png.
+    """
+
+    out: str = "sweep"
+
+
+@dataclasses.dataclass
 class CachePruneKeys:
     """Top-level keys of `girih cache prune`.
 
     Attributes:
-        max_gib: bundles used longest ago go until the rest fits; null takes compile.cache_gib's
-            default; 0 removes all.
+        max_gib: bundles used longest ago go until the rest fits; null takes the default of
+            compile.cache_gib; 0 removes all.
     """
 
     max_gib: float | None = None

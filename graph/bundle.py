@@ -71,6 +71,8 @@ class Bundle:
         notes: what each tile computes, by tile key.
         report: the pass table at build time.
         seconds: build seconds per stage.
+        proof: what the build proved (`opt.verify`): {"passes": {NAME: RMSE}, "tiles": {KEY: RMSE},
+            "note": text}; None when it was built without.
     """
 
     path: Path
@@ -81,6 +83,7 @@ class Bundle:
     notes: dict[str, str]
     report: str
     seconds: dict[str, float]
+    proof: dict[str, Any] | None = None
 
     def package(self, tile: str) -> Path:
         """File of a compiled tile."""
@@ -117,7 +120,7 @@ def open_bundle(path: Path) -> Bundle:
     Raises:
         BundleError: a file is missing, truncated or altered; names the file.
     """
-    _verify(path)
+    check_files(path)
     entries = json.loads((path / "key.json").read_text())
     program = json.loads((path / "program.json").read_text())
     return Bundle(
@@ -129,6 +132,7 @@ def open_bundle(path: Path) -> Bundle:
         notes=program["notes"],
         report=program["report"],
         seconds=program["seconds"],
+        proof=program.get("proof"),
     )
 
 
@@ -147,7 +151,12 @@ def remove_bundle(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _verify(path: Path) -> None:
+def check_files(path: Path) -> None:
+    """Hold every file of a bundle against its manifest.
+
+    Raises:
+        BundleError: a file is missing, truncated or altered; names the file.
+    """
     try:
         sums = json.loads((path / MANIFEST).read_text())
     except (OSError, ValueError) as error:

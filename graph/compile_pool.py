@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from girih.graph.compile_count import COMPILES
 from girih.kernels.errors import CompileError
 from girih.kernels.target import Target
 
@@ -58,6 +59,7 @@ class CompilePool:
         Raises:
             CompileError: a tile failed, or a process died; the others are ended.
         """
+        COMPILES.note(len(tiles))
         try:
             self._request(tiles, target)
             for _ in tiles:

@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import girih.kernels.ops  # registers the ops that tiles call  # noqa: F401
 from girih.graph.trace import MAX_STEP_TOKENS
-from girih.kernels.errors import CompileError
+from girih.kernels.errors import BundleError, CompileError
 from girih.kernels.target import Target, resolve_target
 
 TileFn = Callable[[list[torch.Tensor]], list[torch.Tensor]]
@@ -37,7 +37,6 @@ _MARCH = {
     "avx512_bf16": "cooperlake",  # x86-64-v4 with AVX512-BF16
 }
 
-
 _DEVICE_EXPRESSION = 'std::regex re("(cpu|cuda|xpu|mps)(:([0-9]+))?");'
 
 
@@ -49,7 +48,9 @@ def inductor_options(target: Target) -> dict[str, Any]:
         "cpp.march": _MARCH[target.isa],  # not "native": the bundle runs on any machine of the ISA
         # Round where the model rounds: fused bfloat16 code otherwise keeps float32 in between,
         # which is no less accurate but up to 3.7 % away from what transformers computes.
-        "emulate_precision_casts": True,
+        "emulate_precision_casts": not target.fast_math,
+        "cpp.enable_floating_point_contract_flag": "fast" if target.fast_math else "off",
+        "cpp.enable_unsafe_math_opt_flag": target.fast_math,
         "cpp.vec_isa_ok": True,  # the target says so; the probe would compile a file to find out
         "aot_inductor.compile_wrapper_opt_level": "O1",
         "aot_inductor.enable_line_tables": False,
@@ -119,10 +120,45 @@ def load_tile(path: Path) -> TileFn:
     """Load a compiled tile; runs no compiler.
 
     The package loader is used directly: `torch._inductor.aoti_load_package` probes for a compiler.
+
+    Raises:
+        BundleError: the package does not hold code that this process can load.
     """
+    try:
+        return _load_package(path)
+    except RuntimeError as error:
+        if "dlopen" not in str(error):
+            raise BundleError(f"tile {path} cannot be loaded: {_first_line(error)}") from error
+    return _load_beside(path)
+
+
+def _load_package(path: Path) -> TileFn:
     loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
     run: TileFn = loader.boxed_run
     return run
+
+
+def _load_beside(path: Path) -> TileFn:
+    """Load with the package unpacked beside it: temporary directories may be mounted noexec."""
+    usual = os.environ.get("TMPDIR")
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".run-") as scratch:
+            os.environ["TMPDIR"] = scratch
+            return _load_package(path)
+    except (OSError, RuntimeError) as error:
+        raise BundleError(
+            f"tile {path} cannot be loaded: {_first_line(error)}. Neither the temporary directory "
+            f"({usual or tempfile.gettempdir()}) nor the bundle's lets code run (mounted noexec?); "
+            "set TMPDIR to a directory that does"
+        ) from error
+    finally:
+        os.environ.pop("TMPDIR", None)
+        if usual is not None:
+            os.environ["TMPDIR"] = usual
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0][:300]
 
 
 def eager_tile(graph: fx.Graph) -> TileFn:

@@ -1,4 +1,4 @@
-"""What code is compiled for: device, CPU instruction set, threads, compiler.
+"""What code is compiled for: device, CPU instruction set or GPU architecture, threads, compiler.
 
 Owns the list of instruction sets and their compiler flags' names. Knows nothing of models.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,16 +32,20 @@ class Target:
     """What to compile for; every field belongs in a compile key.
 
     Attributes:
-        device: "cpu".
-        isa: one of `ISAS`.
+        device: "cpu" or "cuda".
+        isa: one of `ISAS`; of the host for "cuda".
         threads: compute threads, at least 1.
         compiler: name of the C++ compiler (not probed: equal on a machine that has none).
+        fast_math: generated code need not round where the model rounds.
+        arch: GPU architecture, e.g. "sm_90"; "" on the CPU.
     """
 
     device: str
     isa: str
     threads: int
     compiler: str
+    fast_math: bool = False
+    arch: str = ""
 
 
 def detect_isa() -> str:
@@ -72,19 +77,22 @@ def find_compiler() -> str:
     return "g++"
 
 
-def resolve_target(device: str = "cpu", isa: str = "auto", threads: int = 0) -> Target:
+def resolve_target(
+    device: str = "cpu", isa: str = "auto", threads: int = 0, arch: str = "auto"
+) -> Target:
     """Turn every automatic choice into a value.
 
     Args:
-        device: "cpu".
+        device: "cpu" or "cuda".
         isa: "auto" or one of `ISAS`.
         threads: 0 takes torch's thread count.
+        arch: "auto" asks the GPU of this machine; else its architecture, e.g. "sm_90".
 
     Raises:
         ConfigError: a value that is not allowed.
     """
-    if device != "cpu":
-        raise ConfigError(f"target.device is {device!r}; this version compiles for 'cpu' only")
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f"target.device is {device!r}; it must be 'cpu' or 'cuda'")
     if isa != "auto" and isa not in ISAS:
         raise ConfigError(f"target.isa is {isa!r}; it must be 'auto' or one of {', '.join(ISAS)}")
     if threads < 0:
@@ -94,7 +102,38 @@ def resolve_target(device: str = "cpu", isa: str = "auto", threads: int = 0) -> 
         isa=detect_isa() if isa == "auto" else isa,
         threads=threads or torch.get_num_threads(),
         compiler=find_compiler(),
+        arch=_resolve_arch(arch) if device == "cuda" else "",
     )
+
+
+def require_runnable(target: Target) -> None:
+    """Check that code for a target can run in this process.
+
+    Raises:
+        ConfigError: it cannot; says why, and that it can be built here all the same.
+    """
+    if target.device != "cpu":
+        raise ConfigError(
+            f"target.device is {target.device!r}: this version runs on 'cpu' only; "
+            f"`girih compile target={target.device}` prepares what can be prepared without a GPU"
+        )
+    reason = why_not_runnable(target.isa)
+    if reason:
+        raise ConfigError(
+            f"target.isa is {target.isa!r}, but {reason}; leave it at 'auto' here, or build for "
+            f"the other machine with `girih compile target.isa={target.isa} bundle=DIR`"
+        )
+
+
+def _resolve_arch(arch: str) -> str:
+    if arch != "auto":
+        if not re.fullmatch(r"sm_\d{2,3}a?", arch):
+            raise ConfigError(f"target.arch is {arch!r}; it must be 'auto' or like 'sm_90'")
+        return arch
+    if not torch.cuda.is_available():
+        raise ConfigError("this machine has no GPU to ask; name one, e.g. target.arch=sm_90")
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"
 
 
 def _cpu_flags() -> set[str]:

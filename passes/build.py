@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +36,7 @@ from girih.graph.bundle import (
     tile_graph,
     tile_package,
 )
+from girih.graph.bundle_cache import mark_used, prune
 from girih.graph.cache_dir import cache_dir
 from girih.graph.compile_pool import CompilePool
 from girih.graph.inductor import inductor_options
@@ -45,9 +47,10 @@ from girih.graph.tile_file import write_tile
 from girih.graph.trace import MAX_STEP_TOKENS, Traced, trace
 from girih.kernels.errors import BundleError, CompileError, ConfigError
 from girih.kernels.library import build_library, require_compiler, source_digest
-from girih.kernels.target import Target
+from girih.kernels.target import Target, why_not_runnable
 from girih.passes.options import PASS_NAMES, OptConfig
 from girih.passes.runner import Lowered, lower
+from girih.passes.tile_proof import prove_tiles
 
 log = logging.getLogger("girih.build")
 
@@ -58,12 +61,13 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 def bundle_key(spec: ModelSpec, opt: OptConfig, target: Target) -> BundleKey:
     """What the compiled code depends on; needs no tracing and no transformers import."""
-    running = opt.runs()
+    running, target = opt.runs(), _tuned(target, opt)
     entries = [
         *((f"model.{name}", value) for name, value in spec.key_entries()),
         *((f"opt.{name}", str(name in running)) for name in PASS_NAMES),
         ("target.device", target.device),
         ("target.isa", target.isa),
+        *((("target.arch", target.arch),) if target.arch else ()),
         ("target.threads", "dynamic"),
         ("target.compiler", target.compiler),
         ("tiles.max_step_tokens", str(MAX_STEP_TOKENS)),
@@ -82,6 +86,7 @@ def find_or_build(
     target: Target,
     bundle: str | None = None,
     progress: Progress = no_progress,
+    cache_bytes: int | None = None,
 ) -> tuple[Bundle, str]:
     """Open the bundle for a model, compiling it first when there is none.
 
@@ -91,6 +96,7 @@ def find_or_build(
         target: what to compile for.
         bundle: directory to use or write; None uses the cache, by key.
         progress: observer.
+        cache_bytes: what the cache may hold after a build; None sets no bound.
 
     Returns:
         The bundle, and how it was had: "found", or "built: REASON".
@@ -101,17 +107,22 @@ def find_or_build(
     """
     key = bundle_key(spec, opt, target)
     path = Path(bundle).expanduser().resolve() if bundle else bundle_dir() / key.digest
-    reason = _why_unusable(path, key, explicit=bundle is not None)
+    explicit = bundle is not None
+    reason = _why_unusable(path, key, explicit, opt.verify)
     if reason is None:
+        mark_used(path)
         return open_bundle(path), "found"
     if (path / MANIFEST).exists():
         log.warning("%s; compiling it again", reason)
     require_compiler()
     with _Exclusive(path, progress):
-        if _why_unusable(path, key, explicit=bundle is not None) is None:
+        if _why_unusable(path, key, explicit, opt.verify) is None:
             return open_bundle(path), "found"
         build = _Build(spec, opt, target, key, progress)
         build.run(path)
+    if not explicit and cache_bytes is not None:
+        for removed in prune(bundle_dir(), cache_bytes, keep=path):
+            log.info("removed %s from the cache, which is full", removed.path)
     return open_bundle(path), f"built: {reason}"
 
 
@@ -126,8 +137,15 @@ def lower_and_partition(traced: Traced, opt: OptConfig, target: Target) -> tuple
     return lowered, partition(lowered.graph, lowered.weights, traced.constants)
 
 
-def _why_unusable(path: Path, key: BundleKey, explicit: bool) -> str | None:
-    """Why the bundle at `path` cannot be used, or None when it can."""
+def _why_unusable(path: Path, key: BundleKey, explicit: bool, proved: bool) -> str | None:
+    """Why the bundle at `path` cannot be used, or None when it can.
+
+    Args:
+        path: its directory.
+        key: what it must have been built from.
+        explicit: the user named it, so that it is refused instead of replaced.
+        proved: it must hold a proof.
+    """
     found = read_key(path)
     if found is None and not (path / MANIFEST).exists():
         if explicit and path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -144,10 +162,10 @@ def _why_unusable(path: Path, key: BundleKey, explicit: bool) -> str | None:
             )
         return f"the key differs: {differences}"
     try:
-        open_bundle(path)
+        bundle = open_bundle(path)
     except BundleError as error:
         return str(error)
-    return None
+    return "the bundle was built without a proof" if proved and bundle.proof is None else None
 
 
 class _Exclusive(ExitStack):
@@ -196,7 +214,7 @@ class _Build:
     ) -> None:
         if not opt.compile:
             raise ConfigError(f"opt={opt.level} compiles nothing, so it has no bundle; use opt=O2")
-        self.spec, self.opt, self.target, self.key = spec, opt, target, key
+        self.spec, self.opt, self.target, self.key = spec, opt, _tuned(target, opt), key
         self.progress = progress
         self.seconds: dict[str, float] = {}
 
@@ -211,7 +229,8 @@ class _Build:
                 self._compile_tiles(pool, program, work)
                 self._finish(library)
             save_file(program.constants, work / "constants.safetensors")
-            seal(work, self.key, self._description(lowered, program))
+            proof = self._prove(lowered, work)
+            seal(work, self.key, {**self._description(lowered, program), "proof": proof})
             work.chmod(0o755)
             if path.exists():
                 remove_bundle(path)
@@ -229,6 +248,20 @@ class _Build:
             traced = self._timed("trace", lambda: trace(self.spec, self.progress))
             self.progress(ProgressEvent("lower", 0, None, self.opt.level))
             return self._timed("lower", lambda: lower_and_partition(traced, self.opt, self.target))
+
+    def _prove(self, lowered: Lowered, work: Path) -> dict[str, Any] | None:
+        """What the build proof found; the tiles run only where their instruction set does."""
+        if not self.opt.verify:
+            return None
+        passes = {r.name: r.error for r in lowered.records if r.error is not None}
+        reason = why_not_runnable(self.target.isa)
+        if reason:
+            return {"passes": passes, "tiles": {}, "note": f"tiles not run: {reason}"}
+        self.progress(ProgressEvent("prove", 0, None, "tiles against their graphs"))
+        # Without the model's roundings a bfloat16 tile ends up to 4 % away from its graph.
+        factor = 5.0 if self.opt.fast_math else 1.0
+        tiles = self._timed("prove", lambda: prove_tiles(work, factor))
+        return {"passes": passes, "tiles": tiles, "note": ""}
 
     def _compile_tiles(self, pool: CompilePool, program: Program, work: Path) -> None:
         (work / "tiles").mkdir()
@@ -276,6 +309,11 @@ class _Build:
             "report": lowered.report(),
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
         }
+
+
+def _tuned(target: Target, opt: OptConfig) -> Target:
+    """The target with what the level says about generated code."""
+    return replace(target, fast_math=opt.fast_math)
 
 
 # Files of graph/ and kernels/ that decide what is compiled; passes/ counts as a whole.

@@ -41,6 +41,8 @@ class OptConfig:
         level: name shown to people and kept in the bundle, e.g. "O2".
         compile: false runs every piece as an eager graph with reference attention (O0).
         passes: one switch per pass; `opt.passes.NAME=false` is short for `.enabled=false`.
+        fast_math: fused code may keep float32 between operations and reorder sums, instead of
+            rounding where the model rounds.
         stop_after: the last pass to run (for looking at a graph half way, and for bisecting).
         strict: a pass that finds nothing where it ought to is an error instead of a remark.
         verify: prove the build: run each changed graph against the one before, and each compiled
@@ -52,6 +54,7 @@ class OptConfig:
     level: str = "O2"
     compile: bool = True
     passes: PassesConfig = field(default_factory=PassesConfig)
+    fast_math: bool = False
     stop_after: str | None = None
     strict: bool = False
     verify: bool = False

@@ -28,9 +28,12 @@ def pack_linears(graph: fx.Graph, ctx: PassContext) -> int:
     %y = linear(%x [1, T, K], w [N, K])  ->  %y = packed_linear(%x, w.packed, N)
 
     The weight exists once, packed while it is loaded. Refuses weights that are computed in the
-    graph or that something else than linears and embeddings reads.
+    graph or that something else than linears and embeddings reads, and targets that are no CPU.
     """
     count = 0
+    if ctx.target.device != "cpu":
+        ctx.refuse(next(iter(graph.nodes)), f"packing is a layout of CPUs, not {ctx.target.device}")
+        return 0
     for weight in [n for n in graph.nodes if "weight" in n.meta]:
         linears = [u for u in weight.users if _is_linear_on(u, weight)]
         if not linears:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import tempfile
 from pathlib import Path
 
+from girih.graph.bundle import BundleKey, open_bundle, read_key
 from girih.graph.graph_file import read_graph
+from girih.graph.inductor import TileFn, load_tile
+from girih.graph.partition import Program
 from girih.graph.progress import Progress, no_progress
 from girih.graph.spec import load_spec
 from girih.graph.text import SymbolNames, graph_text
 from girih.graph.trace import node_origin, trace
+from girih.kernels.bench import measure_peaks
+from girih.kernels.errors import ConfigError
+from girih.kernels.library import load_library
 from girih.kernels.target import Target, resolve_target
+from girih.passes.build import bundle_dir, bundle_key, lower_and_partition
 from girih.passes.runner import Graphed, Lowered, lower
 from girih.runtime.config import EngineConfig
+from girih.runtime.explain_page import PageData, render
+from girih.runtime.tile_stats import SIZES, TileCost, tile_cost
 
 
 def lower_source(
@@ -26,6 +37,72 @@ def lower_source(
     """
     source = read_graph(dump) if dump else _traced(config, progress)
     return lower(source, config.opt, _target(config))
+
+
+def key_of(config: EngineConfig, progress: Progress = no_progress) -> BundleKey:
+    """The key of the bundle that a configuration needs; traces nothing."""
+    spec = load_spec(config.model.source, config.model.dtype, progress)
+    return bundle_key(spec, config.opt, _target(config))
+
+
+def write_page(config: EngineConfig, path: Path, progress: Progress = no_progress) -> None:
+    """Write the stages of a model's compilation as an HTML page; times only from a cached bundle.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    spec, target = load_spec(config.model.source, config.model.dtype, progress), _target(config)
+    traced = trace(spec, progress)
+    with tempfile.TemporaryDirectory(prefix="girih-page-") as directory:
+        opt = dataclasses.replace(config.opt, dump=directory)
+        lowered, program = lower_and_partition(traced, opt, target)
+        differences = {
+            record.name: file.read_text()
+            for record in lowered.records
+            for file in Path(directory).glob(f"*_{record.name}.diff")
+        }
+    key = bundle_key(spec, config.opt, target)
+    costs, peaks = _costs(config, program, key)
+    page = render(
+        PageData(
+            title=f"{spec.name} at {config.opt.level} for {target.device} {target.isa}",
+            summary=spec.as_text(),
+            records=lowered.records,
+            differences=differences,
+            layout=program.layout,
+            notes={tile.key: tile.note for tile in program.tiles.values()},
+            costs=costs,
+            peaks=peaks,
+            key=key.as_text() if config.opt.compile else "nothing is compiled at this level\n",
+            graph=lowered.as_text(),
+        )
+    )
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"explain.html is {path}, which cannot be written: {error}") from error
+
+
+def _costs(
+    config: EngineConfig, program: Program, key: BundleKey
+) -> tuple[dict[str, list[TileCost]], tuple[float, float] | None]:
+    """Costs of the tiles, with times and machine limits when their code is at hand."""
+    named = config.compile.bundle
+    path = Path(named).expanduser() if named else bundle_dir() / key.digest
+    found = read_key(path) if config.opt.compile else None
+    compiled: dict[str, TileFn] = {}
+    peaks = None
+    if found == key:
+        bundle = open_bundle(path)
+        load_library(bundle.library)
+        compiled = {k: load_tile(bundle.package(k)) for k in program.tiles}
+        limits = measure_peaks(bundle.library)
+        peaks = (limits.gflops, limits.gbytes)
+    costs = {
+        tile.key: [tile_cost(tile.graph, tokens, compiled.get(tile.key)) for tokens in SIZES]
+        for tile in program.tiles.values()
+    }
+    return costs, peaks
 
 
 def named_texts(configs: list[EngineConfig], progress: Progress = no_progress) -> list[str]:
@@ -50,4 +127,4 @@ def _traced(config: EngineConfig, progress: Progress) -> Graphed:
 
 def _target(config: EngineConfig) -> Target:
     wanted = config.target
-    return resolve_target(wanted.device, wanted.isa, wanted.threads)
+    return resolve_target(wanted.device, wanted.isa, wanted.threads, wanted.arch)

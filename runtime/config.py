@@ -47,14 +47,16 @@ class TargetConfig:
     """What to compile for.
 
     Attributes:
-        device: "cpu" (more with the GPU work).
+        device: "cpu", or "cuda" to prepare a bundle for a machine with a GPU.
         isa: "auto" detects; else "avx2", "avx512" or "avx512_bf16".
         threads: compute threads; 0 takes torch's default (physical cores).
+        arch: GPU architecture, e.g. "sm_90"; "auto" asks the GPU of this machine.
     """
 
     device: str = "cpu"
     isa: str = "auto"
     threads: int = 0
+    arch: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -135,9 +137,15 @@ class CompileConfig:
 
     Attributes:
         bundle: directory of one bundle to use or write; None looks in the cache by key.
+        cache_gib: after a build, cached bundles used longest ago go until the rest fits.
     """
 
     bundle: str | None = None
+    cache_gib: float = 20.0
+
+    def __post_init__(self) -> None:
+        if self.cache_gib < 0:
+            raise ConfigError(f"compile.cache_gib is {self.cache_gib}; it must be 0 or more")
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,12 @@ from girih.graph.weight_plan import WeightPlan
 from girih.graph.weights import load_weights
 from girih.kernels.errors import ConfigError
 from girih.kernels.library import load_library
-from girih.kernels.target import Target, resolve_target
+from girih.kernels.target import Target, require_runnable, resolve_target
 from girih.passes.build import bundle_key, find_or_build, lower_and_partition
+from girih.passes.prepare import prepare
 from girih.runtime.batch import PersistentBatch
 from girih.runtime.cache_size import plan_cache
+from girih.runtime.canary import check_canary
 from girih.runtime.config import EngineConfig
 from girih.runtime.engine import EngineCore
 from girih.runtime.kv_cache import KVCacheManager
@@ -54,12 +56,14 @@ class LaunchReport:
         seconds: per stage.
         memory: what the executable owns, for people.
         attention: backend taken, and why others were not.
+        canary: how the compiled program's answer to a known prompt compared.
     """
 
     bundle: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     memory: str = ""
     attention: str = ""
+    canary: str = ""
 
     def timed(self, name: str, work: Callable[[], T]) -> T:
         """Run `work` and book its time under `name`."""
@@ -71,7 +75,8 @@ class LaunchReport:
     def as_text(self) -> str:
         """A few lines for the log."""
         parts = ", ".join(f"{name} {value:.2f} s" for name, value in self.seconds.items())
-        return f"bundle {self.bundle}\n{parts}\n{self.attention}\n{self.memory}"
+        checked = f"{self.attention}\n{self.canary}".strip()
+        return f"bundle {self.bundle}\n{parts}\n{checked}\n{self.memory}"
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,7 @@ class _Compiled:
     constants: dict[str, torch.Tensor]
     key: str
     attention: str | None
+    bundle: Bundle | None = None
 
 
 def build_engine(config: EngineConfig, progress: Progress = no_progress) -> EngineHandle:
@@ -145,7 +151,9 @@ def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engi
     report = LaunchReport()
     model = config.model
     spec = report.timed("spec", lambda: load_spec(model.source, model.dtype, progress))
-    start = _Start(config, spec, _target(config), _model_length(spec, config), report, progress)
+    target = _target(config)
+    require_runnable(target)
+    start = _Start(config, spec, target, _model_length(spec, config), report, progress)
     compiled = start.from_bundle() if config.opt.compile else start.eager()
     executable = start.bind(compiled)
     core = start.core(executable)
@@ -166,15 +174,19 @@ def compile(config: EngineConfig, progress: Progress = no_progress) -> str:
     if not config.opt.compile:
         raise ConfigError(f"opt={config.opt.level} compiles nothing; use opt=O2")
     spec = load_spec(config.model.source, config.model.dtype, progress)
+    target, named = _target(config), config.compile.bundle
+    if target.device != "cpu":
+        return prepare(spec, config.opt, target, named, progress)
     started = time.perf_counter()
-    bundle, how = find_or_build(spec, config.opt, _target(config), config.compile.bundle, progress)
+    limit = int(config.compile.cache_gib * 2**30)
+    bundle, how = find_or_build(spec, config.opt, target, named, progress, limit)
     seconds = time.perf_counter() - started
     stages = ", ".join(f"{k} {v:.1f} s" for k, v in bundle.seconds.items())
     size = sum(p.stat().st_size for p in bundle.path.rglob("*") if p.is_file())
     return (
         f"bundle {bundle.path}\n"
         f"{how}, {seconds:.1f} s, {size / 2**20:.1f} MiB, key {bundle.key.digest}\n"
-        f"built in: {stages}\n" + _pieces_line(bundle.layout)
+        f"built in: {stages}\n{_proof_line(bundle)}" + _pieces_line(bundle.layout)
     )
 
 
@@ -203,6 +215,17 @@ def explain(config: EngineConfig, progress: Progress = no_progress) -> str:
     )
 
 
+def _proof_line(bundle: Bundle) -> str:
+    if bundle.proof is None:
+        return ""
+    passes, tiles = bundle.proof["passes"], bundle.proof["tiles"]
+    note = f"; {bundle.proof['note']}" if bundle.proof["note"] else ""
+    return (
+        f"proved: {len(passes)} passes within {max(passes.values(), default=0.0):.1e}, "
+        f"{len(tiles)} tiles within {max(tiles.values(), default=0.0):.1e}{note}\n"
+    )
+
+
 def _pieces_line(layout: ProgramLayout) -> str:
     counts = layout.tile_counts
     return f"pieces={sum(counts.values())} tiles={len(counts)}"
@@ -212,7 +235,7 @@ def _target(config: EngineConfig) -> Target:
     wanted = config.target
     if wanted.threads:
         torch.set_num_threads(wanted.threads)
-    return resolve_target(wanted.device, wanted.isa, wanted.threads)
+    return resolve_target(wanted.device, wanted.isa, wanted.threads, wanted.arch)
 
 
 def _model_length(spec: ModelSpec, config: EngineConfig) -> int:
@@ -244,12 +267,17 @@ class _Start:
         bundle, report.bundle = report.timed(
             "bundle",
             lambda: find_or_build(
-                self.spec, config.opt, self.target, config.compile.bundle, self.progress
+                self.spec,
+                config.opt,
+                self.target,
+                config.compile.bundle,
+                self.progress,
+                int(config.compile.cache_gib * 2**30),
             ),
         )
         tiles = report.timed("load tiles", lambda: _load_tiles(bundle))
         return _Compiled(
-            bundle.layout, tiles, bundle.weights, bundle.constants, bundle.key.digest, None
+            bundle.layout, tiles, bundle.weights, bundle.constants, bundle.key.digest, None, bundle
         )
 
     def eager(self) -> _Compiled:
@@ -286,6 +314,11 @@ class _Start:
         )
         self.report.memory = executable.memory_table()
         self.report.attention = executable.attention_report()
+        bundle, vocab_size = compiled.bundle, self.spec.vocab_size
+        if bundle:
+            self.report.canary = self.report.timed(
+                "canary", lambda: check_canary(executable, bundle, weights, vocab_size)
+            )
         return executable
 
     def _weights(self, compiled: _Compiled) -> dict[str, torch.Tensor]:

@@ -121,7 +121,7 @@ VERBS = {
         Verb(
             "explain",
             "show the stages: program map, tiles, passes, key",
-            ("girih explain model=smollm2 opt=O2",),
+            ("girih explain model=smollm2 opt=O2", "girih explain explain.html=page.html"),
         ),
         Verb(
             "passes list",
@@ -140,7 +140,7 @@ VERBS = {
             "passes diff",
             "what differs between two dumped graphs, or between two levels",
             (
-                "girih passes diff before=DIR/001_canonicalize.json after=DIR/004_pack_linears.json",
+                "girih passes diff before=DIR/000_traced.json after=DIR/001_canonicalize.json",
                 "girih passes diff model=DIR before=O1 after=O2",
             ),
         ),
@@ -151,6 +151,34 @@ VERBS = {
                 "girih passes bisect model=DIR",
                 "girih passes bisect check='girih generate {opt} prompt=Hi | grep -q Hello'",
             ),
+        ),
+        Verb(
+            "sweep",
+            "measure every combination of settings: table, rows and Pareto plot",
+            (
+                "girih sweep opt=O0,O1,O2,O3 workloads=single,batch8 out=DIR",
+                "girih sweep 'opt=glob(O*)' model=DIR rounds=1",
+            ),
+        ),
+        Verb(
+            "cache list",
+            "the cached bundles: sizes, ages, keys",
+            ("girih cache list",),
+        ),
+        Verb(
+            "cache explain",
+            "whether a model's bundle is cached, and what made a miss",
+            ("girih cache explain model=smollm2 opt=O1", "girih cache explain target.isa=avx512"),
+        ),
+        Verb(
+            "cache prune",
+            "remove the bundles used longest ago",
+            ("girih cache prune", "girih cache prune max_gib=2"),
+        ),
+        Verb(
+            "cache verify",
+            "hold every cached bundle against its checksums",
+            ("girih cache verify",),
         ),
         Verb(
             "env",

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +19,8 @@ import pytest
 import torch
 from support_models import hf_config, hf_model, tiny_model
 from support_scenarios import MAX_TOKENS, run_scenarios
+
+from girih.graph.bundle import open_bundle
 
 LAYERS = 3
 LENGTHS = (1, 2, 7, 16, 17, 33, 48, 61)
@@ -45,6 +49,8 @@ def scenario(name, rounds, seed=0, level="O2", **options):
 def scenarios():
     together = [prompts()]
     return [
+        # First, so that it finds no bundle where none is kept from an earlier run.
+        scenario("while compiling", together, mode="background", enable_prefix_caching=False),
         scenario("together", together),
         scenario("alone", [[p] for p in prompts()], enable_prefix_caching=False),
         scenario("chunked", together, max_num_batched_tokens=16),
@@ -116,6 +122,24 @@ def test_tokens_are_those_of_hugging_face(compiled, expected, name):
     assert compiled[1][name]["tokens"] == [expected[0]]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["O1", "O3"])
+def test_the_other_levels_give_the_same_tokens(compiled, expected, level):
+    cache, _ = compiled
+    answers = run_scenarios(
+        [scenario(level, [prompts()], level=level)],
+        GIRIH_CACHE_DIR=str(cache),
+        TORCHINDUCTOR_CACHE_DIR=str(cache / "inductor"),
+    )
+    assert answers[level]["tokens"] == [expected[0]]
+    assert answers[level]["key"] != compiled[1]["together"]["key"]
+
+
+def test_tokens_do_not_change_while_compiled_code_is_taken_in(compiled, expected):
+    rounds = compiled[1]["while compiling"]["tokens"]
+    assert rounds == [expected[0]] * len(rounds)
+
+
 def test_one_request_at_a_time(compiled, expected):
     tokens = compiled[1]["alone"]["tokens"]
     assert [t for [t] in tokens] == expected[0]
@@ -146,6 +170,28 @@ def test_the_first_start_builds_and_the_others_find(compiled):
     assert {a["bundle"] for a in answers.values()} == {"found"}
     assert {a["attention"] for a in answers.values()} == {f"attention cpu_paged × {LAYERS}"}
     assert len({a["key"] for a in answers.values()}) == 1
+
+
+def test_nothing_is_compiled_once_an_engine_is_ready(compiled):
+    """However requests come: one by one, in batches, in chunks, preempted."""
+    answers = dict(compiled[1])
+    answers.pop("process")
+    assert {name: a["compiled_while_serving"] for name, a in answers.items()} == dict.fromkeys(
+        answers, 0
+    )
+
+
+def test_the_build_is_proved_and_every_start_checks_its_canary(compiled):
+    cache, answers = compiled
+    proof = open_bundle(cache / "bundles" / answers["together"]["key"]).proof
+    assert len(proof["passes"]) == 4
+    assert len(proof["tiles"]) == 3
+    assert max([*proof["passes"].values(), *proof["tiles"].values()]) < 1e-5
+    assert answers["together"]["canary"].startswith("canary 12 tokens as ")
+    assert answers["warm"]["canary"].startswith("canary 12 tokens as recorded")
+    assert "as eager code, recorded" in answers["other weights"]["canary"] or (
+        "as recorded" in answers["other weights"]["canary"]  # kept from an earlier run
+    )
 
 
 def test_other_weights_of_the_same_architecture_use_the_bundle(compiled, expected):
@@ -214,3 +260,40 @@ def test_two_processes_build_one_bundle(tmp_path, expected):
     assert sorted(a["bundle"].split(":")[0] for a in found) == ["built", "found"]
     [bundle] = (p for p in (tmp_path / "bundles").iterdir() if p.is_dir())
     assert json.loads((bundle / "manifest.json").read_text())
+
+
+LOAD = """
+import sys, tempfile
+from pathlib import Path
+from girih.graph.inductor import load_tile
+from girih.kernels.library import load_library
+bundle = Path(sys.argv[1])
+load_library(bundle / "kernels.so")
+for package in (bundle / "tiles").glob("*.pt2"):
+    load_tile(package)
+print(tempfile.gettempdir())
+"""
+
+
+def can_mount():
+    if shutil.which("unshare") is None:
+        return False
+    command = ["unshare", "-m", "mount", "-t", "tmpfs", "-o", "noexec", "none", "/mnt"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not can_mount(), reason="mounting needs privileges")
+def test_a_start_with_a_noexec_temporary_directory(compiled):
+    cache, answers = compiled
+    bundle = cache / "bundles" / answers["together"]["key"]
+    script = 'mount -t tmpfs -o noexec none /mnt && TMPDIR=/mnt exec "$@"'
+    command = [sys.executable, "-c", LOAD, str(bundle)]
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == "/mnt"
+    assert not list((bundle / "tiles").glob(".run-*"))

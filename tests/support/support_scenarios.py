@@ -8,11 +8,13 @@ tests of other folders. A job is a list of scenarios; each builds an engine and 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +53,21 @@ def main() -> None:
 
 def _run(scenario: dict[str, Any]) -> dict[str, Any]:
     from girih import LLM, SamplingParams
+    from girih.conf.files import load_opt_level
+    from girih.graph.compile_count import COMPILES
 
-    llm = LLM(scenario["model"], opt=scenario.get("level", "O2"), **scenario.get("options", {}))
+    opt = load_opt_level(scenario.get("level", "O2"))
+    opt.verify = True
+    llm = LLM(scenario["model"], opt=opt, **scenario.get("options", {}))
     handle = llm.handle
     greedy = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
-    rounds = [llm.generate(prompts, greedy) for prompts in scenario["rounds"]]
+    rounds = []
+    executable = handle.core.runner.executable
+    while executable.before_step is not None:  # compiled code is still being taken in
+        rounds += [llm.generate(prompts, greedy) for prompts in scenario["rounds"]]
+    compiled_before = COMPILES.total
+    with COMPILES.forbidden(), _no_processes():
+        rounds += [llm.generate(prompts, greedy) for prompts in scenario["rounds"]]
     handle.core.check_integrity()
     stats = handle.core.stats()
     return {
@@ -66,7 +78,24 @@ def _run(scenario: dict[str, Any]) -> dict[str, Any]:
         "preemptions": stats.num_preemptions,
         "steps": stats.num_steps,
         "attention": handle.report.attention,
+        "canary": handle.report.canary,
+        "compiled_while_serving": COMPILES.total - compiled_before,
     }
+
+
+@contextlib.contextmanager
+def _no_processes() -> Iterator[None]:
+    """Serving starts no program, so no compiler either."""
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise AssertionError(f"a process was started while serving: {args}")
+
+    right = subprocess.Popen.__init__
+    subprocess.Popen.__init__ = refuse  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        subprocess.Popen.__init__ = right  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

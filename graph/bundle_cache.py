@@ -1,0 +1,154 @@
+"""The directory of cached bundles: what is in it, what made a miss, and keeping it within a size.
+
+Every bundle is a directory named by its key's digest; its manifest's modification time says when it
+was last used. Bundles of several girih versions live side by side, since the version is in the key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from girih.graph.bundle import MANIFEST, BundleKey, check_files, read_key, remove_bundle
+from girih.kernels.errors import BundleError
+
+ABANDONED_SECONDS = 3600.0
+"""Age from which the working directory of a build that nobody holds the lock of is rubbish."""
+
+
+@dataclass(frozen=True)
+class CachedBundle:
+    """One bundle of the cache.
+
+    Attributes:
+        path: its directory.
+        key: what it was built from.
+        model: name of the model it was built for (a fine-tune may use it too).
+        num_bytes: size on disk.
+        built, used: seconds since the epoch.
+    """
+
+    path: Path
+    key: BundleKey
+    model: str
+    num_bytes: int
+    built: float
+    used: float
+
+    def entry(self, name: str) -> str:
+        """A named entry of the key, "" when the bundle's version does not have it."""
+        return dict(self.key.entries).get(name, "")
+
+
+def list_bundles(directory: Path) -> list[CachedBundle]:
+    """Every bundle whose key can be read, the one used last first."""
+    found = []
+    for path in sorted(directory.glob("*")) if directory.is_dir() else []:
+        key = None if path.name.startswith(".") else read_key(path)
+        manifest = path / MANIFEST
+        if key is None or not manifest.exists():
+            continue
+        size = _size(path)
+        times = (path / "key.json").stat().st_mtime, manifest.stat().st_mtime
+        found.append(CachedBundle(path, key, _model(path), size, *times))
+    return sorted(found, key=lambda bundle: -bundle.used)
+
+
+def mark_used(path: Path) -> None:
+    """Note that a bundle was used now; a cache that cannot be written keeps no such notes."""
+    with contextlib.suppress(OSError):
+        (path / MANIFEST).touch()
+
+
+def nearest_bundle(directory: Path, key: BundleKey) -> CachedBundle | None:
+    """The bundle whose key differs from `key` in the fewest entries."""
+    bundles = list_bundles(directory)
+    return min(bundles, key=lambda bundle: len(bundle.key.differences(key)), default=None)
+
+
+def prune(directory: Path, max_bytes: int, keep: Path | None = None) -> list[CachedBundle]:
+    """Remove bundles, the one used longest ago first, until the others fit into `max_bytes`.
+
+    What another process is building is left alone, and so is `keep`; rubbish of builds that were
+    killed goes too.
+
+    Returns:
+        The bundles that were removed.
+    """
+    remove_abandoned(directory)
+    bundles = list_bundles(directory)
+    total = sum(b.num_bytes for b in bundles)
+    removed = []
+    for bundle in reversed(bundles):
+        if total <= max_bytes:
+            break
+        if bundle.path != keep and _remove(bundle.path):
+            total -= bundle.num_bytes
+            removed.append(bundle)
+    return removed
+
+
+def verify(directory: Path) -> list[tuple[CachedBundle, str | None]]:
+    """Read every file of every bundle; gives what is wrong with each, or None."""
+    return [(bundle, _fault(bundle.path)) for bundle in list_bundles(directory)]
+
+
+def remove_abandoned(directory: Path) -> list[Path]:
+    """Remove working directories (".KEY-xxxx") that killed builds left behind."""
+    removed = []
+    for path in directory.glob(".*-*") if directory.is_dir() else []:
+        key = path.name[1:].rpartition("-")[0]
+        if path.is_dir() and time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+            with _try_lock(directory / key) as free:
+                if free:
+                    shutil.rmtree(path, ignore_errors=True)
+                    removed.append(path)
+    return removed
+
+
+def _remove(path: Path) -> bool:
+    with _try_lock(path) as free:
+        if free:
+            remove_bundle(path)
+        return free and not path.exists()
+
+
+@contextlib.contextmanager
+def _try_lock(path: Path) -> Iterator[bool]:
+    """Whether no build of this bundle is going on; held while the caller works."""
+    lock = FileLock(path.parent / f".{path.name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except (Timeout, OSError):
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+def _fault(path: Path) -> str | None:
+    try:
+        check_files(path)
+    except BundleError as error:
+        return str(error)
+    return None
+
+
+def _model(path: Path) -> str:
+    try:
+        return str(json.loads((path / "program.json").read_text())["model"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "?"
+
+
+def _size(path: Path) -> int:
+    return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())

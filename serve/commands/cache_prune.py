@@ -1,0 +1,25 @@
+"""`girih cache prune`: remove the bundles used longest ago."""
+
+from __future__ import annotations
+
+from girih.conf.compose import compose_config
+from girih.kernels.errors import ConfigError
+from girih.runtime.config import CompileConfig
+from girih.serve.commands import Options
+
+
+def run(words: list[str], options: Options) -> int:
+    """Print what was removed."""
+    wanted = compose_config("cache prune", words)["max_gib"]
+    max_gib = CompileConfig().cache_gib if wanted is None else float(wanted)
+    if max_gib < 0:
+        raise ConfigError(f"max_gib is {max_gib}; it must be 0 (remove all) or more")
+    from girih.graph.bundle_cache import prune
+    from girih.passes.build import bundle_dir
+
+    removed = prune(bundle_dir(), int(max_gib * 2**30))
+    for bundle in removed:
+        print(f"removed {bundle.path} ({bundle.model}, {bundle.num_bytes / 2**20:.1f} MiB)")
+    freed = sum(b.num_bytes for b in removed) / 2**20
+    print(f"{len(removed)} bundles removed, {freed:.1f} MiB freed, bound {max_gib:g} GiB")
+    return 0

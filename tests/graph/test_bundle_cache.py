@@ -1,0 +1,103 @@
+"""The cache of bundles: listing, what made a miss, pruning by last use, rubbish, checksums."""
+
+import os
+import time
+
+import pytest
+from filelock import FileLock
+from support_bundles import small_bundle
+
+from girih.graph import bundle_cache
+from girih.graph.bundle import BundleKey
+from girih.graph.bundle_cache import list_bundles, mark_used, nearest_bundle, prune, verify
+
+
+def key(**entries):
+    return BundleKey((("model.dtype", "float32"), *entries.items()))
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """Three bundles of about 20 kB, used 3, 2 and 1 hours ago."""
+    for hours, name in ((3, "old"), (1, "new"), (2, "middle")):
+        small_bundle(tmp_path, key(name=name), 20_000, hours * 3600, model=name)
+    return tmp_path
+
+
+def models(bundles):
+    return [b.model for b in bundles]
+
+
+def test_bundles_are_listed_by_last_use(cache):
+    bundles = list_bundles(cache)
+    assert models(bundles) == ["new", "middle", "old"]
+    assert all(20_000 < b.num_bytes < 30_000 for b in bundles)
+    assert bundles[0].entry("name") == "new"
+    assert bundles[0].entry("nothing") == ""
+
+
+def test_using_a_bundle_moves_it_to_the_front(cache):
+    oldest = list_bundles(cache)[-1]
+    mark_used(oldest.path)
+    assert models(list_bundles(cache))[0] == "old"
+
+
+def test_what_is_no_bundle_is_not_listed(cache):
+    (cache / "half").mkdir()
+    (cache / "half" / "key.json").write_text("[]")
+    (cache / "other").mkdir()
+    (cache / "file").write_text("")
+    assert len(list_bundles(cache)) == 3
+    assert list_bundles(cache / "missing") == []
+
+
+def test_the_nearest_bundle_differs_in_the_fewest_entries(cache):
+    wanted = key(name="new", isa="avx512")
+    assert nearest_bundle(cache, wanted).model == "new"
+    assert nearest_bundle(cache, wanted).key.differences(wanted) == ["isa: (absent) → avx512"]
+    assert nearest_bundle(cache / "missing", wanted) is None
+
+
+@pytest.mark.parametrize(("kib", "left"), [(100, 3), (50, 2), (30, 1), (0, 0)])
+def test_pruning_removes_what_was_used_longest_ago(cache, kib, left):
+    removed = prune(cache, kib * 1024)
+    assert models(removed) == ["old", "middle", "new"][: 3 - left]
+    assert models(list_bundles(cache)) == ["new", "middle", "old"][:left]
+
+
+def test_pruning_keeps_what_it_is_told_and_what_is_being_built(cache):
+    paths = {b.model: b.path for b in list_bundles(cache)}
+    with FileLock(cache / f".{paths['middle'].name}.lock"):
+        removed = prune(cache, 0, keep=paths["new"])
+    assert models(removed) == ["old"]
+    assert sorted(models(list_bundles(cache))) == ["middle", "new"]
+
+
+def test_rubbish_of_killed_builds_goes_when_it_is_old(cache):
+    for name, age in (("young", 10.0), ("old", 2 * bundle_cache.ABANDONED_SECONDS)):
+        work = cache / f".{name}-abc"
+        work.mkdir()
+        (work / "tile").write_text("")
+        os.utime(work, (time.time() - age,) * 2)
+    prune(cache, 1 << 30)
+    assert (cache / ".young-abc").exists()
+    assert not (cache / ".old-abc").exists()
+    assert len(list_bundles(cache)) == 3
+
+
+def test_verifying_reads_every_file(cache):
+    assert [fault for _, fault in verify(cache)] == [None] * 3
+    damaged = list_bundles(cache)[1].path / "tiles" / "t0.pt2"
+    damaged.write_bytes(b"y" + damaged.read_bytes()[1:])
+    faults = {b.model: fault for b, fault in verify(cache)}
+    assert "t0.pt2 is damaged" in faults["middle"]
+    assert faults["new"] is None
+
+
+def test_a_cache_that_cannot_be_written_is_still_read(cache, monkeypatch):
+    def refuse(*args, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(bundle_cache.Path, "touch", refuse)
+    mark_used(list_bundles(cache)[0].path)
+    assert len(list_bundles(cache)) == 3

@@ -1,0 +1,186 @@
+"""Faults of the machine around a start: what is said, and that nothing half-made stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from support_models import opt_o2, tiny_spec
+
+from girih.graph import inductor
+from girih.kernels.errors import BundleError, CompileError
+from girih.kernels.target import Target
+from girih.passes import build
+
+TARGET = Target("cpu", "avx2", 2, "g++")
+
+
+@pytest.fixture
+def quick(monkeypatch, tmp_path):
+    """Builds whose tiles are empty files: no compiler runs."""
+
+    class Pool:
+        def __init__(self, at_once):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def kill(self):
+            pass
+
+        def compile(self, jobs, target, done):
+            for _, package in jobs:
+                package.write_bytes(b"code")
+                done(package, 0.1)
+
+    monkeypatch.setattr(build, "CompilePool", Pool)
+    monkeypatch.setattr(build, "require_compiler", lambda: None)
+    monkeypatch.setattr(build._Build, "_build_library", lambda self, path: path.write_bytes(b"so"))
+    monkeypatch.setenv("GIRIH_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "bundles"
+
+
+def find_or_build(**options):
+    return build.find_or_build(tiny_spec("llama"), opt_o2(), TARGET, **options)
+
+
+def left_in(directory):
+    return [p for p in directory.iterdir() if p.is_dir()]
+
+
+@pytest.mark.parametrize("stage", ["write_tile", "save_file", "seal"])
+def test_a_disk_that_fills_up_leaves_nothing_and_a_second_try_succeeds(quick, monkeypatch, stage):
+    right = getattr(build, stage)
+
+    def full(*args, **options):
+        right(*args, **options)  # the last file is there, but not whole
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(build, stage, full)
+    with pytest.raises(BundleError, match=r"No space left on device; free space or set"):
+        find_or_build()
+    assert left_in(quick) == []
+    monkeypatch.setattr(build, stage, right)
+    bundle, how = find_or_build()
+    assert how.startswith("built")
+    assert find_or_build()[1] == "found"
+    assert left_in(quick) == [bundle.path]
+
+
+def test_a_killed_compiler_leaves_nothing(quick, monkeypatch):
+    def killed(self, jobs, target, done):
+        jobs[0][1].write_bytes(b"half")
+        raise CompileError("the process that compiles tiles ended with exit code -9")
+
+    monkeypatch.setattr(build.CompilePool, "compile", killed)
+    with pytest.raises(CompileError, match="exit code -9"):
+        find_or_build()
+    assert left_in(quick) == []
+
+
+@pytest.mark.parametrize("variable", ["GIRIH_CACHE_DIR", "HOME"])
+def test_a_place_that_cannot_be_written_is_named(quick, monkeypatch, variable):
+    monkeypatch.delenv("GIRIH_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv(variable, "/dev/null")
+    with pytest.raises(BundleError, match=r"cannot be written to /dev/null.*set GIRIH_CACHE_DIR"):
+        find_or_build()
+
+
+def test_an_unwritable_home_does_not_matter_when_the_bundle_is_named(quick, monkeypatch, tmp_path):
+    monkeypatch.delenv("GIRIH_CACHE_DIR")
+    monkeypatch.setenv("HOME", "/dev/null")
+    assert find_or_build(bundle=str(tmp_path / "here"))[1].startswith("built")
+    assert find_or_build(bundle=str(tmp_path / "here"))[1] == "found"
+
+
+def test_a_cache_that_became_read_only_serves_what_it_has(quick, monkeypatch):
+    bundle, _ = find_or_build()
+
+    def refuse(*args, **options):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    again, how = find_or_build()
+    assert (again.path, how) == (bundle.path, "found")
+
+
+def test_two_versions_of_girih_share_a_cache(quick, monkeypatch):
+    def version(name):
+        monkeypatch.setattr(build, "_compiler_digest", lambda: name)
+        return find_or_build()
+
+    mine, _ = version("one")
+    theirs, how = version("another")
+    assert how == "built: no bundle for this key"
+    assert [version(name)[0].path for name in ("one", "another")] == [mine.path, theirs.path]
+    assert version("one")[1] == "found"
+    assert sorted(left_in(quick)) == sorted([mine.path, theirs.path])
+
+
+def test_a_full_cache_drops_what_was_used_longest_ago(quick, monkeypatch):
+    first, _ = find_or_build()
+    monkeypatch.setattr(build, "_compiler_digest", lambda: "another version")
+    second, _ = find_or_build(cache_bytes=1)
+    assert left_in(quick) == [second.path]
+    assert not first.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "here"), [("target.isa", "avx512"), ("torch", "9.9"), ("transformers", "1.0")]
+)
+def test_a_bundle_for_something_else_is_refused_with_both_values(quick, tmp_path, name, here):
+    bundle, _ = find_or_build(bundle=str(tmp_path / "b"))
+    entries = json.loads((bundle.path / "key.json").read_text())
+    was = dict(entries)[name]
+    changed = [[n, here if n == name else v] for n, v in entries]
+    (bundle.path / "key.json").write_text(json.dumps(changed))
+    told = re.escape(f"built for something else: {name}: {here} → {was}")
+    with pytest.raises(BundleError, match=told):
+        find_or_build(bundle=str(tmp_path / "b"))
+
+
+class TestCodeThatCannotBeLoaded:
+    """Temporary directories mounted noexec, and damaged packages."""
+
+    @pytest.fixture
+    def loader(self, monkeypatch):
+        """A loader that fails unless the package is unpacked below `works`."""
+
+        def use(works):
+            def load(path):
+                place = os.environ.get("TMPDIR", "/tmp")
+                if works is None or not place.startswith(str(works)):
+                    raise RuntimeError(f"Error in dlopen: {place}/x.so: failed to map segment")
+                return lambda inputs: inputs
+
+            monkeypatch.setattr(inductor, "_load_package", load)
+
+        return use
+
+    def test_it_is_unpacked_beside_the_bundle(self, loader, tmp_path, monkeypatch):
+        monkeypatch.setenv("TMPDIR", "/mounted/noexec")
+        loader(tmp_path)
+        assert inductor.load_tile(tmp_path / "t.pt2")([1]) == [1]
+        assert os.environ["TMPDIR"] == "/mounted/noexec"
+        assert list(tmp_path.iterdir()) == []
+
+    def test_the_remedy_is_said_when_that_fails_too(self, loader, tmp_path, monkeypatch):
+        monkeypatch.delenv("TMPDIR", raising=False)
+        loader(None)
+        with pytest.raises(BundleError, match=r"noexec.*set TMPDIR to a directory that does"):
+            inductor.load_tile(tmp_path / "t.pt2")
+        assert "TMPDIR" not in os.environ
+
+    def test_a_damaged_package_is_named(self, tmp_path):
+        (tmp_path / "t.pt2").write_bytes(b"no archive")
+        with pytest.raises(BundleError, match=r"tile .*t\.pt2 cannot be loaded"):
+            inductor.load_tile(tmp_path / "t.pt2")
