@@ -402,11 +402,10 @@ class Scheduler:
 
     def _finish_reason(self, request: Request, token_id: int) -> str | None:
         """Why the request ends with `token_id`, its last token; None when it goes on."""
-        num_tokens = len(request.token_ids)
-        if (
-            token_id in request.stop_ids
-            and num_tokens - request.num_prompt_tokens > request.sampling.min_tokens
-        ):
+        num_tokens, sampling = len(request.token_ids), request.sampling
+        may_stop = num_tokens - request.num_prompt_tokens > sampling.min_tokens
+        # A form that is complete wins over min_tokens: nothing may follow it.
+        if token_id in request.stop_ids and (may_stop or sampling.structured is not None):
             return "stop"
         return "length" if num_tokens >= request.max_total_tokens else None
 
