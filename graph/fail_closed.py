@@ -67,6 +67,12 @@ _NEIGHBOURS = {
 }  # fmt: skip
 
 
+# They take a tensor for its dtype and device only.
+_NEW = {
+    aten.new_ones.default, aten.new_zeros.default, aten.new_empty.default, aten.new_full.default,
+}  # fmt: skip
+
+
 def _check_rows(graph: fx.Graph, architecture: str) -> None:
     """Refuse operations outside the captured ones whose rows depend on other tokens."""
     live = _live(graph)
@@ -92,7 +98,7 @@ def _live(graph: fx.Graph) -> set[fx.Node]:
 
 def _mixes_tokens(node: fx.Node) -> str | None:
     operands = [n for n in node.all_input_nodes if _token_dim(n) is not None]
-    if not operands:
+    if not operands or node.target in _NEW:
         return None
     if node.target in _NEIGHBOURS:
         return "combines neighbouring tokens"
