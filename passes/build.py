@@ -318,14 +318,23 @@ def _tuned(target: Target, opt: OptConfig) -> Target:
 
 # Files of graph/ and kernels/ that decide what is compiled; passes/ counts as a whole.
 _DECIDING = (
+    "graph/adaptations.py",
+    "graph/adapted_classes.py",
+    "graph/capture.py",
+    "graph/conversions.py",
     "graph/inductor.py",
+    "graph/mask_request.py",
+    "graph/opaque.py",
     "graph/partition.py",
     "graph/program.py",
+    "graph/recurrent_functions.py",
+    "graph/rotary.py",
     "graph/text.py",
     "graph/stamp.py",
     "graph/tile_file.py",
     "graph/trace.py",
     "graph/weight_plan.py",
+    "kernels/expert_ops.py",
     "kernels/kv_layout.py",
     "kernels/ops.py",
     "kernels/packing.py",
