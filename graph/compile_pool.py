@@ -43,7 +43,7 @@ class CompilePool:
         trace_back: TracebackType | None,
     ) -> None:
         if error:
-            self._kill()
+            self.kill()
         _close(self._worker.stdin)
         self._worker.wait()
         _close(self._worker.stdout)
@@ -65,8 +65,13 @@ class CompilePool:
             for _ in tiles:
                 self._receive(done)
         except BaseException:
-            self._kill()
+            self.kill()
             raise
+
+    def kill(self) -> None:
+        """End the process and all it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._worker.pid, signal.SIGKILL)
 
     @staticmethod
     def _start() -> subprocess.Popen[str]:
@@ -101,11 +106,6 @@ class CompilePool:
         if answer["error"]:
             raise CompileError(answer["error"])
         done(Path(answer["package"]), answer["seconds"])
-
-    def _kill(self) -> None:
-        """End the process and all it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._worker.pid, signal.SIGKILL)
 
 
 def _close(stream: IO[str] | None) -> None:

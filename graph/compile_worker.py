@@ -12,8 +12,10 @@ parent, whose tracing everything else waits for.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -26,6 +28,7 @@ NICENESS = 10
 
 def main() -> None:
     """Serve requests until stdin closes."""
+    end_with_parent()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever Inductor or a compiler prints must not mix with the answers
     _warm_up()
@@ -33,6 +36,13 @@ def main() -> None:
         request = json.loads(line)
         for answer in compile_all(request["tiles"], request["target"], request["at_once"]):
             _say(answers, answer)
+
+
+def end_with_parent() -> None:
+    """Have the kernel end this process group when the parent dies, however it dies."""
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 def compile_all(
@@ -63,7 +73,7 @@ def _warm_up() -> None:
     gc.disable()  # compiling makes few cycles, so collecting only costs time
     os.nice(NICENESS)
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool of processes of its own
-    from tqdm import tqdm
+    from tqdm import tqdm  # type: ignore[import-untyped]
 
     from girih.graph.inductor import warm_up
 

@@ -1,11 +1,12 @@
-"""Tracing that does not grow with depth: two layers of each kind are traced, the others stamped.
+"""Tracing that does not grow with depth: three layers of each kind are traced, others stamped.
 
 A decoder is a list of layers that mostly do the same with other weights. While a model is traced,
-the first and the last layer of each kind run as they are, between markers; every other one is a
+the first two and the last layer of each kind run as they are, between markers; every other one is a
 `girih::layer_copy` call, which `expand` replaces by the nodes of the first. What makes two layers
 one kind is what a module can see: classes, plain attributes, shapes of its tensors, entries of the
-configuration about its position, and the arguments it is called with. The last layer is the proof:
-had anything else told it from the first, their nodes would differ, and all layers are traced.
+configuration about its position, and the arguments it is called with. Computing with the layer's
+number is what this cannot see; where it tells the first, the second or the last layer apart, their
+nodes differ, and all layers are traced.
 """
 
 from __future__ import annotations
@@ -141,9 +142,10 @@ class LayerStamps:
         return len(copies)
 
     def _prove(self, kind: _Kind, segments: dict[int, _Segment]) -> None:
-        """Compare the first and the last layer of a kind."""
-        first, last = kind.traced[0], kind.traced[-1]
-        if first == last or segments[first].text() != segments[last].text():
+        """Compare the layers of a kind that were traced; the last of them must be among these."""
+        first = kind.traced[0]
+        reached_last = kind.traced[-1] in self._last.values()
+        if not reached_last or len({segments[layer].text() for layer in kind.traced}) > 1:
             raise StampError(
                 f"{self._layers[first][0]} and the layers like it do not all compute alike"
             )
@@ -176,7 +178,7 @@ class LayerStamps:
                 return forward(*args, **kwargs)
             kind = self._kinds.setdefault((mark, (str(tree), form)), _Kind())
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            known = bool(kind.traced) and number != kind.traced[0] and kind.like is not None
+            known = len(kind.traced) >= 2 and number not in kind.traced and kind.like is not None
             if known and number != self._last[mark]:
                 kind.copies.add(number)
                 copy = _COPY(tensors, kind.like, number, kind.traced[0])

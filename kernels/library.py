@@ -58,6 +58,7 @@ _BINDING_FLAGS = (
 )
 
 _loaded: Path | None = None
+_loaded_bytes = b""  # SHA-256 of it; the file may have been moved since
 
 
 def source_digest() -> str:
@@ -85,10 +86,10 @@ def load_library(path: Path) -> None:
     Raises:
         CompileError: the file cannot be loaded, or another library already is.
     """
-    global _loaded
+    global _loaded, _loaded_bytes
     path = Path(path).resolve()
     if _loaded is not None:
-        if _loaded == path or _same_bytes(_loaded, path):
+        if path.is_file() and _digest(path) == _loaded_bytes:
             return
         raise CompileError(
             f"kernel library {path} cannot be loaded: this process already uses {_loaded}; "
@@ -102,7 +103,7 @@ def load_library(path: Path) -> None:
     except OSError as error:
         ops.register_references()
         raise CompileError(f"kernel library {path} cannot be loaded: {error}") from error
-    _loaded = path
+    _loaded, _loaded_bytes = path, _digest(path)
 
 
 def build_library(isa: str, out_path: Path, extra_flags: tuple[str, ...] = ()) -> Path:
@@ -195,5 +196,5 @@ def _run(command: list[str]) -> None:
     )
 
 
-def _same_bytes(first: Path, second: Path) -> bool:
-    return second.is_file() and first.read_bytes() == second.read_bytes()
+def _digest(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).digest()

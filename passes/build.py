@@ -48,6 +48,7 @@ from girih.graph.trace import MAX_STEP_TOKENS, Traced, trace
 from girih.kernels.errors import BundleError, CompileError, ConfigError
 from girih.kernels.library import build_library, require_compiler, source_digest
 from girih.kernels.target import Target, why_not_runnable
+from girih.passes.background import BuildObserver, Part
 from girih.passes.options import PASS_NAMES, OptConfig
 from girih.passes.runner import Lowered, lower
 from girih.passes.tile_proof import prove_tiles
@@ -80,13 +81,14 @@ def bundle_key(spec: ModelSpec, opt: OptConfig, target: Target) -> BundleKey:
     return BundleKey(tuple(entries))
 
 
-def find_or_build(
+def find_or_build(  # noqa: PLR0913 (the bundle's ingredients, and who watches)
     spec: ModelSpec,
     opt: OptConfig,
     target: Target,
     bundle: str | None = None,
     progress: Progress = no_progress,
     cache_bytes: int | None = None,
+    observer: BuildObserver | None = None,
 ) -> tuple[Bundle, str]:
     """Open the bundle for a model, compiling it first when there is none.
 
@@ -97,6 +99,7 @@ def find_or_build(
         bundle: directory to use or write; None uses the cache, by key.
         progress: observer.
         cache_bytes: what the cache may hold after a build; None sets no bound.
+        observer: told of what is finished before the bundle is.
 
     Returns:
         The bundle, and how it was had: "found", or "built: REASON".
@@ -118,7 +121,7 @@ def find_or_build(
     with _Exclusive(path, progress):
         if _why_unusable(path, key, explicit, opt.verify) is None:
             return open_bundle(path), "found"
-        build = _Build(spec, opt, target, key, progress)
+        build = _Build(spec, opt, target, key, progress, observer or BuildObserver())
         build.run(path)
     if not explicit and cache_bytes is not None:
         for removed in prune(bundle_dir(), cache_bytes, keep=path):
@@ -211,11 +214,12 @@ class _Build:
         target: Target,
         key: BundleKey,
         progress: Progress,
+        observer: BuildObserver,
     ) -> None:
         if not opt.compile:
             raise ConfigError(f"opt={opt.level} compiles nothing, so it has no bundle; use opt=O2")
         self.spec, self.opt, self.target, self.key = spec, opt, _tuned(target, opt), key
-        self.progress = progress
+        self.progress, self.observer = progress, observer
         self.seconds: dict[str, float] = {}
 
     def run(self, path: Path) -> None:
@@ -224,6 +228,7 @@ class _Build:
         try:
             # One process more than cores: a job fills the time in which others wait for disk.
             with CompilePool(self.target.threads + 1) as pool, ThreadPoolExecutor(1) as background:
+                self.observer.started(pool.kill)
                 library = background.submit(self._build_library, work / "kernels.so")
                 lowered, program = self._front()
                 self._compile_tiles(pool, program, work)
@@ -247,7 +252,11 @@ class _Build:
         with _no_garbage_collection():
             traced = self._timed("trace", lambda: trace(self.spec, self.progress))
             self.progress(ProgressEvent("lower", 0, None, self.opt.level))
-            return self._timed("lower", lambda: lower_and_partition(traced, self.opt, self.target))
+            lowered, program = self._timed(
+                "lower", lambda: lower_and_partition(traced, self.opt, self.target)
+            )
+        self.observer.split(program)
+        return lowered, program
 
     def _prove(self, lowered: Lowered, work: Path) -> dict[str, Any] | None:
         """What the build proof found; the tiles run only where their instruction set does."""
@@ -275,6 +284,7 @@ class _Build:
 
         def done(package: Path, seconds: float) -> None:
             self.seconds[f"tile {package.stem}"] = seconds
+            self.observer.finished(Part(package.stem, package))
             finished.append(package.stem)
             count = len(finished)
             following = f"tile {min(count + 1, total)} of {total}"
@@ -286,6 +296,7 @@ class _Build:
         started = time.perf_counter()
         build_library(self.target.isa, path)
         self.seconds["kernels"] = time.perf_counter() - started
+        self.observer.finished(Part(None, path))
 
     def _finish(self, library: Future[None]) -> None:
         if not library.done():
@@ -318,6 +329,8 @@ def _tuned(target: Target, opt: OptConfig) -> Target:
 
 # Files of graph/ and kernels/ that decide what is compiled; passes/ counts as a whole.
 _DECIDING = (
+    "graph/aoti_include/regex",
+    "graph/compile_worker.py",
     "graph/adaptations.py",
     "graph/adapted_classes.py",
     "graph/capture.py",

@@ -56,6 +56,7 @@ class StepBatch:
         seq_lens: int32 [R], context with this step's tokens.
         block_table: int32 [R, blocks of the longest context].
         slot_mapping: int64 [T], where each token's KV goes.
+        state_slots: int32 [R], where each request's recurrent state is kept.
         logits_index: int64 [S + P], tokens whose logits are needed: the S to sample from
             first, then those of `prompt_rows`.
         sampled_ids: the S requests sampled from, in the order of their logits.
@@ -72,6 +73,7 @@ class StepBatch:
     seq_lens: torch.Tensor
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
+    state_slots: torch.Tensor
     logits_index: torch.Tensor
     sampled_ids: list[str]
     sampled_rows: IntArray
@@ -108,6 +110,8 @@ class PersistentBatch:
         self._num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
         self._num_computed_tokens = np.zeros(max_num_seqs, np.int32)
         self._num_blocks = np.zeros(max_num_seqs, np.int32)
+        # Rows move, states do not: a row keeps the number of its state. Always a permutation.
+        self._state_slots = np.arange(max_num_seqs, dtype=np.int32)
         self._sampling = SamplingRows(max_num_seqs, vocab_size)
         self._prompt_logprobs: dict[str, int] = {}  # requests whose prompt is still to be scored
 
@@ -215,6 +219,7 @@ class PersistentBatch:
             self._num_blocks,
         ):
             column[row] = column[last]
+        self._state_slots[[row, last]] = self._state_slots[[last, row]]
         self._sampling.move(last, row)
 
     # ---- steps ----
@@ -246,6 +251,7 @@ class PersistentBatch:
             seq_lens=torch.from_numpy(seq_lens),
             block_table=torch.from_numpy(self._block_table[rows, :num_columns]),
             slot_mapping=torch.from_numpy(slot_mapping),
+            state_slots=torch.from_numpy(self._state_slots[rows]),
             logits_index=torch.from_numpy(logits_index),
             sampled_ids=[self._ids[row] for row in sampled_rows.tolist()],
             sampled_rows=sampled_rows,

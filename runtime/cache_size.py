@@ -8,7 +8,13 @@ from girih.runtime.config import CacheConfig
 NULL_BLOCKS = 1
 
 
-def plan_cache(config: CacheConfig, block_bytes: int, max_model_len: int, max_num_seqs: int) -> int:
+def plan_cache(
+    config: CacheConfig,
+    block_bytes: int,
+    max_model_len: int,
+    max_num_seqs: int,
+    state_bytes: int = 0,
+) -> int:
     """Number of blocks in the pool, the null block included.
 
     `num_blocks` wins over `kv_cache_bytes`, which wins over `memory_fraction` of the free memory.
@@ -16,9 +22,10 @@ def plan_cache(config: CacheConfig, block_bytes: int, max_model_len: int, max_nu
 
     Args:
         config: what the user asked for.
-        block_bytes: bytes of one block over all layers.
+        block_bytes: bytes of one block over all layers; 0 for a model without attention.
         max_model_len: longest request, in tokens.
         max_num_seqs: requests that run together.
+        state_bytes: what recurrent layers keep for all of these; comes out of the budget.
 
     Raises:
         CapacityError: one request of the model length does not fit; says which length would.
@@ -29,7 +36,7 @@ def plan_cache(config: CacheConfig, block_bytes: int, max_model_len: int, max_nu
     else:
         budget, origin = _budget(config)
         useful = per_request * max_num_seqs + NULL_BLOCKS
-        blocks = min(budget // block_bytes, useful)
+        blocks = min(max(0, budget - state_bytes) // max(1, block_bytes), useful)
     usable = blocks - NULL_BLOCKS
     if usable < per_request:
         raise CapacityError(

@@ -133,17 +133,22 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class CompileConfig:
-    """Where compiled bundles live.
+    """Where compiled bundles live, and who waits for them.
 
     Attributes:
+        mode: "wait" compiles before the first request; "background" answers with eager pieces at
+            once and takes in each tile when it is ready.
         bundle: directory of one bundle to use or write; None looks in the cache by key.
         cache_gib: after a build, cached bundles used longest ago go until the rest fits.
     """
 
+    mode: str = "wait"
     bundle: str | None = None
     cache_gib: float = 20.0
 
     def __post_init__(self) -> None:
+        if self.mode not in ("wait", "background"):
+            raise ConfigError(f"compile.mode is {self.mode!r}; it is 'wait' or 'background'")
         if self.cache_gib < 0:
             raise ConfigError(f"compile.cache_gib is {self.cache_gib}; it must be 0 or more")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,8 +17,9 @@ import torch
 
 from girih.graph.bundle import Bundle
 from girih.graph.checkpoint import open_checkpoint
-from girih.graph.executable import Executable, kv_bytes_per_block
+from girih.graph.executable import Executable, kv_bytes_per_block, state_bytes_per_request
 from girih.graph.inductor import TileFn, eager_tile, load_tile
+from girih.graph.partition import Program
 from girih.graph.program import ProgramLayout, program_map
 from girih.graph.progress import Progress, no_progress
 from girih.graph.spec import ModelSpec, load_spec
@@ -28,6 +29,7 @@ from girih.graph.weights import load_weights
 from girih.kernels.errors import ConfigError
 from girih.kernels.library import load_library
 from girih.kernels.target import Target, require_runnable, resolve_target
+from girih.passes.background import BackgroundBuild, BuildObserver
 from girih.passes.build import bundle_key, find_or_build, lower_and_partition
 from girih.passes.prepare import prepare
 from girih.runtime.batch import PersistentBatch
@@ -138,6 +140,7 @@ class _Compiled:
     key: str
     attention: str | None
     bundle: Bundle | None = None
+    build: BackgroundBuild | None = None
 
 
 def build_engine(config: EngineConfig, progress: Progress = no_progress) -> EngineHandle:
@@ -154,7 +157,12 @@ def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engi
     target = _target(config)
     require_runnable(target)
     start = _Start(config, spec, target, _model_length(spec, config), report, progress)
-    compiled = start.from_bundle() if config.opt.compile else start.eager()
+    if not config.opt.compile:
+        compiled = start.eager()
+    elif config.compile.mode == "background":
+        compiled = start.while_compiling()
+    else:
+        compiled = start.from_bundle()
     executable = start.bind(compiled)
     core = start.core(executable)
     return EngineHandle(
@@ -263,22 +271,19 @@ class _Start:
 
     def from_bundle(self) -> _Compiled:
         """Find or build the bundle and load its code."""
-        config, report = self.config, self.report
-        bundle, report.bundle = report.timed(
-            "bundle",
-            lambda: find_or_build(
-                self.spec,
-                config.opt,
-                self.target,
-                config.compile.bundle,
-                self.progress,
-                int(config.compile.cache_gib * 2**30),
-            ),
-        )
-        tiles = report.timed("load tiles", lambda: _load_tiles(bundle))
-        return _Compiled(
-            bundle.layout, tiles, bundle.weights, bundle.constants, bundle.key.digest, None, bundle
-        )
+        bundle, self.report.bundle = self.report.timed("bundle", lambda: self._find())
+        return self._loaded(bundle)
+
+    def while_compiling(self) -> _Compiled:
+        """Load the bundle's code, or start with eager pieces when it must be built first."""
+        build = BackgroundBuild(self._find, self.progress)
+        program = self.report.timed("trace and lower", build.program)
+        if program is None:
+            bundle, self.report.bundle = build.result()
+            return self._loaded(bundle)
+        self.report.bundle = "being built; eager pieces run until then"
+        key = bundle_key(self.spec, self.config.opt, self.target)
+        return replace(self._eager_pieces(program), key=key.digest, build=build)
 
     def eager(self) -> _Compiled:
         """Trace, and run the pieces operation by operation on reference attention."""
@@ -288,6 +293,30 @@ class _Start:
             "lower", lambda: lower_and_partition(traced, opt, self.target)
         )
         self.report.bundle = f"none: {opt.level} runs eager pieces"
+        return self._eager_pieces(program)
+
+    def _find(
+        self, observer: BuildObserver | None = None, progress: Progress | None = None
+    ) -> tuple[Bundle, str]:
+        settings = self.config.compile
+        return find_or_build(
+            self.spec,
+            self.config.opt,
+            self.target,
+            settings.bundle,
+            progress or self.progress,
+            int(settings.cache_gib * 2**30),
+            observer,
+        )
+
+    def _loaded(self, bundle: Bundle) -> _Compiled:
+        tiles = self.report.timed("load tiles", lambda: _load_tiles(bundle))
+        return _Compiled(
+            bundle.layout, tiles, bundle.weights, bundle.constants, bundle.key.digest, None, bundle
+        )
+
+    @staticmethod
+    def _eager_pieces(program: Program) -> _Compiled:
         tiles = {key: eager_tile(tile.graph) for key, tile in program.tiles.items()}
         return _Compiled(
             program.layout, tiles, program.weights, program.constants, "eager", "reference"
@@ -298,8 +327,10 @@ class _Start:
         cache, dtype = self.config.cache, getattr(torch, self.spec.dtype)
         block_bytes = kv_bytes_per_block(compiled.layout, cache.block_size, dtype)
         max_num_seqs = self.config.scheduler.max_num_seqs
+        _require_decoder(compiled.layout, self.spec)
         weights = self.report.timed("weights", lambda: self._weights(compiled))
-        num_blocks = plan_cache(cache, block_bytes, self.max_model_len, max_num_seqs)
+        states = state_bytes_per_request(compiled.layout) * max_num_seqs
+        num_blocks = plan_cache(cache, block_bytes, self.max_model_len, max_num_seqs, states)
         executable = self.report.timed(
             "bind",
             lambda: Executable(
@@ -310,11 +341,14 @@ class _Start:
                 cache.block_size,
                 dtype,
                 compiled.attention,
+                max_num_seqs if compiled.layout.state_specs else 0,
             ),
         )
         self.report.memory = executable.memory_table()
         self.report.attention = executable.attention_report()
         bundle, vocab_size = compiled.bundle, self.spec.vocab_size
+        if compiled.build:
+            _take_in_between_steps(executable, compiled.build)
         if bundle:
             self.report.canary = self.report.timed(
                 "canary", lambda: check_canary(executable, bundle, weights, vocab_size)
@@ -330,7 +364,9 @@ class _Start:
     def core(self, executable: Executable) -> EngineCore:
         """Assemble scheduler, batch and runner."""
         cache, limits = self.config.cache, self.config.scheduler
-        kv = KVCacheManager(executable.num_blocks, cache.block_size, cache.enable_prefix_caching)
+        # A state at the end of a prefix is not kept, so a cached prefix would be of no use.
+        caching = cache.enable_prefix_caching and not executable.layout.state_specs
+        kv = KVCacheManager(executable.num_blocks, cache.block_size, caching)
         batch = PersistentBatch(
             limits.max_num_seqs, self.max_model_len, cache.block_size, self.spec.vocab_size
         )
@@ -346,6 +382,22 @@ class _Start:
         if self.config.runtime.trace is not None:
             core.observers.append(StepTracer(Path(self.config.runtime.trace)))
         return core
+
+
+def _require_decoder(layout: ProgramLayout, spec: ModelSpec) -> None:
+    if layout.is_bidirectional:
+        raise ConfigError(
+            f"{spec.architecture} attends in both directions, so it cannot generate: the engine "
+            "serves decoders (`girih explain` prints how it compiles)"
+        )
+
+
+def _take_in_between_steps(executable: Executable, build: BackgroundBuild) -> None:
+    def before_step() -> None:
+        if not build.take_in(executable):
+            executable.before_step = None
+
+    executable.before_step = before_step
 
 
 def _load_tiles(bundle: Bundle) -> dict[str, TileFn]:

@@ -93,6 +93,7 @@ def _inputs(step: StepBatch) -> StepInputs:
         seq_lens=step.seq_lens,
         block_table=step.block_table,
         slot_mapping=step.slot_mapping,
+        state_slots=step.state_slots,
     )
 
 

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -20,9 +22,6 @@ def worker(monkeypatch):
     """Make the pool start another program as its workers."""
 
     def use(program):
-        import subprocess
-        import sys
-
         def start():
             return subprocess.Popen(
                 [sys.executable, "-S", "-c", program],
@@ -126,6 +125,29 @@ def test_the_error_of_a_tile_is_passed_on(worker, tmp_path):
     )
     with pytest.raises(CompileError, match="no such op"), CompilePool(1) as pool:
         pool.compile(jobs(tmp_path, 1), TARGET, lambda p, s: None)
+
+
+def test_the_compilers_end_when_their_user_is_killed(tmp_path):
+    program = f"""
+import os, subprocess, sys, time
+if len(sys.argv) > 1:
+    from girih.graph.compile_worker import end_with_parent
+    end_with_parent()
+    child = os.fork()
+    if child:
+        open({str(tmp_path / "child")!r}, "w").write(str(child))
+    time.sleep(600)
+subprocess.Popen([sys.executable, __file__, "worker"], start_new_session=True)
+time.sleep(600)
+"""
+    script = tmp_path / "user.py"
+    script.write_text(program)
+    user = subprocess.Popen([sys.executable, script])
+    child = tmp_path / "child"
+    wait_for(lambda: child.exists() and child.read_text())
+    user.kill()
+    user.wait()
+    wait_for(lambda: not_running(int(child.read_text())))
 
 
 @pytest.fixture
