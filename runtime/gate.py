@@ -8,11 +8,19 @@ from typing import Protocol
 from girih.runtime.sampling_params import SamplingParams
 
 
+class Ticket(Protocol):
+    """What one request waits for; it is kept for as long as somebody holds the ticket."""
+
+    def done(self) -> bool:
+        """Whether it is there, good or bad."""
+        ...
+
+
 class Gate(Protocol):
     """Says when a request may be queued; the work it waits for goes on in other threads."""
 
-    def must_wait(self, sampling: SamplingParams) -> bool:
-        """Whether something is missing still; the first question starts the work on it."""
+    def ticket(self, sampling: SamplingParams) -> Ticket | None:
+        """What a request needs from outside, and start the work on it; None for nothing."""
         ...
 
     def wait(self, seconds: float) -> None:
@@ -27,9 +35,8 @@ class Gate(Protocol):
 class OpenGate:
     """Nothing to wait for."""
 
-    def must_wait(self, sampling: SamplingParams) -> bool:
-        """Never."""
-        return False
+    def ticket(self, sampling: SamplingParams) -> None:
+        """Nothing is needed."""
 
     def wait(self, seconds: float) -> None:
         """Return at once."""

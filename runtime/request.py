@@ -17,6 +17,7 @@ from girih.runtime.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from girih.runtime.block_pool import KVBlock
+    from girih.runtime.gate import Ticket
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +112,7 @@ class Request:
         blocks: KV blocks in sequence order (written by the KV cache manager).
         num_cached_blocks: leading blocks already offered to the prefix cache.
         block_hashes: chained hashes of the leading full blocks, filled on demand.
+        ticket: what it needs from outside (see `Gate`), held until the request is gone.
     """
 
     __slots__ = (
@@ -133,6 +135,7 @@ class Request:
         "sequence",
         "status",
         "stop_ids",
+        "ticket",
         "token_ids",
     )
 
@@ -140,6 +143,7 @@ class Request:
         sampling = source.sampling
         self.request_id = source.request_id
         self.sampling = sampling
+        self.ticket: Ticket | None = None
         self.priority = source.priority
         self.arrival_time = source.arrival_time
         self.cache_salt = source.cache_salt
@@ -165,6 +169,11 @@ class Request:
     def num_tokens(self) -> int:
         """Tokens of prompt and output whose ids are known."""
         return len(self.token_ids)
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether something from outside is missing still."""
+        return self.ticket is not None and not self.ticket.done()
 
     @property
     def num_output_tokens(self) -> int:

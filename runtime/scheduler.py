@@ -155,7 +155,8 @@ class Scheduler:
         request = Request(source, self._next_sequence, max_total_tokens)
         self._next_sequence += 1
         self.requests[request.request_id] = request
-        if self.gate.must_wait(request.sampling):
+        request.ticket = self.gate.ticket(request.sampling)
+        if request.must_wait:
             request.status = RequestStatus.BLOCKED
             self.blocked[request.request_id] = request
         else:
@@ -211,7 +212,7 @@ class Scheduler:
         return plan
 
     def _unblock(self) -> None:
-        ready = [r for r in self.blocked.values() if not self.gate.must_wait(r.sampling)]
+        ready = [request for request in self.blocked.values() if not request.must_wait]
         for request in ready:
             del self.blocked[request.request_id]
             request.status = RequestStatus.WAITING

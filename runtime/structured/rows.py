@@ -95,10 +95,15 @@ class GrammarRows:
             return
         self._matchers[request.request_id] = matcher
         for token_id in request.token_ids[request.num_prompt_tokens :]:
-            self._advance(request.request_id, matcher, token_id)
+            if request.request_id in self._matchers:
+                self._advance(request.request_id, matcher, token_id)
 
     def _advance(self, request_id: str, matcher: Matcher, token_id: int) -> None:
-        if not matcher.accept(token_id):
+        try:
+            if matcher.accept(token_id):
+                return
             reason = matcher.error or f"token {token_id} is not allowed"
-            self._errors[request_id] = f"the output cannot keep its form: {reason}"
-            self._matchers.pop(request_id, None)
+        except Exception as error:  # the library raises what it likes
+            reason = f"{type(error).__name__}: {error}"[:300]
+        self._errors[request_id] = f"the output cannot keep its form: {reason}"
+        self._matchers.pop(request_id, None)

@@ -6,11 +6,14 @@ request when the runner asks for a matcher.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from weakref import WeakValueDictionary
 
+from girih.kernels.errors import RequestError
 from girih.runtime.sampling_params import SamplingParams
 from girih.runtime.structured import backends
 from girih.runtime.structured.backend import Backend, Grammar, Matcher
@@ -27,7 +30,7 @@ class GrammarStore:
     Args:
         load_vocabulary: reads the vocabulary, when the first grammar is asked for.
         num_threads: threads that fill masks.
-        max_grammars: grammars kept; the least recently used one goes.
+        max_grammars: grammars kept that no request holds; the least recently used one goes.
     """
 
     def __init__(
@@ -41,17 +44,18 @@ class GrammarStore:
         self._max_grammars = max_grammars
         self._lock = threading.Lock()
         self._setup_lock = threading.Lock()
-        self._grammars: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()
+        self._recent: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()
+        # All there are: the recent ones, those being compiled, those that requests hold.
+        self._held: WeakValueDictionary[StructuredOutput, Future[Grammar]] = WeakValueDictionary()
         self._backends: dict[str, Backend] = {}
         self._vocabulary: Vocabulary | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._became_ready = threading.Event()
         self._callback: Callable[[], None] = lambda: None
 
-    def must_wait(self, sampling: SamplingParams) -> bool:
-        """See `Gate.must_wait`."""
-        structured = sampling.structured
-        return structured is not None and not self._future(structured).done()
+    def ticket(self, sampling: SamplingParams) -> Future[Grammar] | None:
+        """See `Gate.ticket`."""
+        return None if sampling.structured is None else self._future(sampling.structured)
 
     def wait(self, seconds: float) -> None:
         """See `Gate.wait`."""
@@ -66,22 +70,25 @@ class GrammarStore:
         """Return a new matcher, waiting for the grammar if it has to be compiled first.
 
         Raises:
-            RequestError: it could not be compiled.
+            RequestError: it could not be compiled, or the library failed.
         """
-        return self._future(structured).result().matcher()
+        grammar = self._future(structured).result()
+        with as_request_error(structured):
+            return grammar.matcher()
 
     def _future(self, structured: StructuredOutput) -> Future[Grammar]:
         key = backends.cache_key(structured)
         with self._lock:
-            future = self._grammars.get(key)
+            future = self._held.get(key)
             if future is None:
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(COMPILE_THREADS, "girih-grammar")
-                future = self._grammars[key] = self._pool.submit(self._compile, key)
+                future = self._held[key] = self._pool.submit(self._compile, key)
                 future.add_done_callback(self._announce)
-                while len(self._grammars) > self._max_grammars:
-                    self._grammars.popitem(last=False)
-            self._grammars.move_to_end(key)
+            self._recent[key] = future
+            self._recent.move_to_end(key)
+            while len(self._recent) > self._max_grammars:
+                self._recent.popitem(last=False)
         return future
 
     def _announce(self, future: Future[Grammar]) -> None:
@@ -89,7 +96,8 @@ class GrammarStore:
         self._callback()
 
     def _compile(self, structured: StructuredOutput) -> Grammar:
-        return self._backend(backends.choose(structured)).compile(structured)
+        with as_request_error(structured):
+            return self._backend(backends.choose(structured)).compile(structured)
 
     def _backend(self, name: str) -> Backend:
         with self._setup_lock:
@@ -99,3 +107,15 @@ class GrammarStore:
                 module = backends.load(name)
                 self._backends[name] = module.make_backend(self._vocabulary, self._num_threads)
             return self._backends[name]
+
+
+@contextlib.contextmanager
+def as_request_error(structured: StructuredOutput) -> Iterator[None]:
+    """Turn whatever a grammar library raises into an error of the one request it works for."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except Exception as error:  # the library raises what it likes
+        fault = f"{type(error).__name__}: {error}"[:300]
+        raise structured.error(f"the grammar library failed: {fault}") from error

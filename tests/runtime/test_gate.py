@@ -20,8 +20,11 @@ class SlowGate:
         self.waits = 0
         self.callbacks = []
 
-    def must_wait(self, sampling):
-        return sampling.structured is not None and not self.is_open
+    def ticket(self, sampling):
+        return None if sampling.structured is None else self
+
+    def done(self):
+        return self.is_open
 
     def wait(self, seconds):
         self.waits += 1

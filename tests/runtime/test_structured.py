@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+from concurrent.futures import wait
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from support_core import make_request, run_to_end
 from support_tokenizer import _trained_byte_level
 
 from girih.kernels.errors import RequestError
@@ -187,14 +190,15 @@ def test_compilation_happens_once_and_elsewhere(vocabulary):
     store, woken = GrammarStore(slow_vocabulary), threading.Event()
     store.on_ready(woken.set)
     params = SamplingParams(structured=StructuredOutput.choice(["a"]))
-    assert store.must_wait(params)
+    ticket = store.ticket(params)
     assert started.wait(20)
-    assert store.must_wait(params)
-    assert not store.must_wait(SamplingParams())
+    assert not ticket.done()
+    assert store.ticket(SamplingParams()) is None
     go_on.set()
     assert woken.wait(20)
     store.wait(20)
-    assert not store.must_wait(params)
+    assert ticket.done()
+    assert store.ticket(params) is ticket
     assert len(threads) == 1
     assert threads[0] is not threading.current_thread()
 
@@ -203,9 +207,31 @@ def test_the_cache_is_bounded_and_keyed_by_form(store):
     forms = [StructuredOutput.choice([f"x{i}"]) for i in range(10)]
     for form in forms:
         store.matcher(form)
-    assert len(store._grammars) == 4
+    assert len(store._recent) == 4
+    gc.collect()
+    assert len(store._held) == 4
     again = msgspec.structs.replace(forms[-1], param="elsewhere")
-    assert not store.must_wait(SamplingParams(structured=again))
+    assert store.ticket(SamplingParams(structured=again)).done()
+
+
+def test_more_forms_than_the_cache_holds_all_become_ready(new_core, vocabulary):
+    go_on = threading.Event()
+
+    def slow_vocabulary():
+        assert go_on.wait(20)
+        return vocabulary
+
+    store, core = GrammarStore(slow_vocabulary, max_grammars=4), new_core()
+    core.scheduler.gate = store
+    forms = [StructuredOutput.choice([f"x{i}"]) for i in range(10)]
+    for index, form in enumerate(forms):
+        core.add_request(make_request(f"r{index}", structured=form, max_tokens=2))
+    assert len(core.scheduler.blocked) == 10
+    compiled = [request.ticket for request in core.scheduler.requests.values()]
+    go_on.set()
+    wait(compiled, timeout=20)
+    assert [store.ticket(SamplingParams(structured=form)) for form in forms] == compiled
+    assert len(run_to_end(core)) == 10
 
 
 def test_a_form_that_cannot_be_compiled_keeps_its_error(store):
@@ -214,6 +240,40 @@ def test_a_form_that_cannot_be_compiled_keeps_its_error(store):
     for _ in range(2):
         with pytest.raises(RequestError, match="could not be compiled"):
             store.matcher(form)
+
+
+class Damaged:
+    """A library's backend, grammar and matcher at once; `place` raises."""
+
+    is_stopped, error = False, ""
+
+    def __init__(self, place):
+        self._place, self.backend = place, self
+
+    def _do(self, place):
+        if place == self._place:
+            raise KeyError("the library is damaged")
+
+    def compile(self, structured):
+        self._do("compile")
+        return self
+
+    def matcher(self):
+        self._do("matcher")
+        return self
+
+    def accept(self, token_id):
+        self._do("accept")
+        return True
+
+
+@pytest.mark.parametrize("place", ["compile", "matcher", "accept"])
+def test_what_a_library_raises_ends_its_request_alone(store, monkeypatch, place):
+    monkeypatch.setattr(store, "_backend", lambda name: Damaged(place))
+    rows = GrammarRows(store, VOCAB)
+    rows.update(plan([request("bad", StructuredOutput.choice(["ab"]))]))
+    assert "the library is damaged" in rows.accept(["bad", "free"], torch.tensor([7, 7]))["bad"]
+    assert len(rows._matchers) == 0
 
 
 def test_a_model_without_the_means(tmp_path):
