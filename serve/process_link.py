@@ -47,8 +47,8 @@ class ProcessLink:
         self._facts: asyncio.Future[EngineFacts] = self._loop.create_future()
         self._listener: CoreListener | None = None
         self._is_connected = False
-        self._step_seconds = 0.0
         self._heard = time.monotonic()
+        self._step_began: float | None = None  # of the running step, as `Alive` had it last
         self._connection = CoreConnection(address)
         self._files: tuple[int, ...] = ()
         self._watch_files()
@@ -89,8 +89,8 @@ class ProcessLink:
 
     def seconds_stuck(self) -> float:
         """See `CoreLink.seconds_stuck`."""
-        silence = time.monotonic() - self._heard
-        return max(silence, self._step_seconds + silence if self._step_seconds else 0.0)
+        since = self._heard if self._step_began is None else min(self._heard, self._step_began)
+        return time.monotonic() - since
 
     def fail(self, error: BaseException) -> None:
         """Take note that the core is gone for good (whoever watches its process knows)."""
@@ -141,15 +141,17 @@ class ProcessLink:
                 self._watch_files()
                 self._lose()
             else:
-                self._heard, self._step_seconds = time.monotonic(), 0.0
+                self._heard = time.monotonic()
                 self._handle(message)
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Outputs):
+            self._step_began = None
             if self._listener is not None:
                 self._listener.on_records(list(message.outputs))
         elif isinstance(message, Alive):
-            self._step_seconds = message.step_seconds
+            seconds = message.step_seconds
+            self._step_began = self._heard - seconds if seconds else None
         elif isinstance(message, Answer):
             self._calls.settle(message)
         elif isinstance(message, Progress):
@@ -173,6 +175,7 @@ class ProcessLink:
 
     def _lose(self) -> None:
         was_connected, self._is_connected = self._is_connected, False
+        self._step_began = None
         self._calls.fail_all("the engine process ended")
         if not was_connected:
             return  # while it is built its supervisor knows more
