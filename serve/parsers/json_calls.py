@@ -161,5 +161,5 @@ class _ObjectReader:
         self._keep(text)
         try:
             return json.loads(text, strict=False)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _Broken from error

@@ -189,3 +189,11 @@ def test_blocks_of_thinking_text_and_tools():
     starts = [fields for name, fields in events if name == "content_block_start"]
     assert starts[0]["content_block"]["thinking"] == ""
     assert [name for name, _ in events].count("content_block_stop") == 4
+
+
+def test_an_input_that_nests_without_end_stays_text():
+    builder, arguments = BlockBuilder(), '{"a":' * 100_000
+    parts = ChatDelta(tool_calls=[ToolCallDelta(0, "c0", "f", arguments)])
+    events = [*builder.push(parts), *builder.finish()]
+    assert builder.blocks[0]["input"] == {"arguments": arguments}
+    assert events[-1][0] == "content_block_stop"

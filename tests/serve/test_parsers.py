@@ -225,6 +225,13 @@ def test_no_more_calls_than_wanted():
     assert calls(parse([text], "json_list", max_calls=1)) == [OSLO]
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, "[" * 100_000 + "]" * 100_000])
+def test_a_name_that_nests_without_end_is_no_call(text):
+    found = parse([f'<tool_call>{{"name": {text}'], "hermes")
+    assert found.tool_calls == []
+    assert text in found.content
+
+
 def test_arguments_stream_as_they_come():
     parser = make_parser(None, tool_formats()["hermes"], Context())
     first = parser.push('<tool_call>{"name": "f", "arguments": {"text": "one', [])

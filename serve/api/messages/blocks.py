@@ -170,6 +170,6 @@ class BlockBuilder:
 def _read_input(arguments: str) -> dict[str, Any]:
     try:
         value = json.loads(arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {"arguments": arguments}
     return value if isinstance(value, dict) else {"arguments": value}
