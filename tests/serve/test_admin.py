@@ -58,6 +58,42 @@ def test_a_named_request_is_aborted_and_others_go_on(server):
     assert admin(server, "abort").json() == {"num_aborted": 0}
 
 
+def abort_one(server, path, body):
+    """The answer to a request that an operator ends while it runs."""
+    answers = []
+    headers = {"authorization": "Bearer user"}
+
+    def ask():
+        url = f"{server.url}{path}"
+        answers.append(httpx.post(url, headers=headers, json=body, timeout=30).json())
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    server.wait_for(lambda: len(server.core.scheduler.running) == 1)
+    assert admin(server, "abort").json() == {"num_aborted": 1}
+    thread.join()
+    return answers[0]
+
+
+def test_an_aborted_response_is_incomplete_and_not_kept(server):
+    body = {"input": "Hello", "max_output_tokens": 200, "ignore_eos": True}
+    answer = abort_one(server, "/v1/responses", body)
+    assert (answer["status"], answer["store"]) == ("incomplete", False)
+    assert answer["incomplete_details"] == {"reason": "abort"}
+    assert answer["output"][-1]["status"] == "incomplete"
+    headers = {"authorization": "Bearer user"}
+    found = httpx.get(f"{server.url}/v1/responses/{answer['id']}", headers=headers)
+    assert found.status_code == 404
+
+
+def test_an_aborted_message_is_cut_off(server):
+    messages = [{"role": "user", "content": "Hello"}]
+    body = {"messages": messages, "max_tokens": 200, "ignore_eos": True}
+    answer = abort_one(server, "/v1/messages", body)
+    assert answer["stop_reason"] == "max_tokens"
+    assert answer["usage"]["output_tokens"] < 200
+
+
 def test_a_pause_holds_requests_until_the_engine_resumes(server):
     assert admin(server, "pause").json() == {"status": "paused"}
     done = threading.Event()

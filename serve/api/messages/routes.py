@@ -23,7 +23,12 @@ from girih.serve.api.state import ServerState
 from girih.serve.api.streaming import EventStream, event
 
 router = APIRouter()
-STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
+STOP_REASONS = {
+    "length": "max_tokens",
+    "abort": "max_tokens",  # the only name this API has for an answer that was cut off
+    "tool_calls": "tool_use",
+    "stop": "end_turn",
+}
 
 
 @router.post("/v1/messages")
@@ -115,7 +120,7 @@ class _MessageWriter:
 
     def _ending(self, news: ChatNews) -> dict[str, Any]:
         stop = news.delta.stop_reason
-        reason = STOP_REASONS.get(news.finish_reason or "")
+        reason = STOP_REASONS[news.finish_reason or "stop"]
         if reason == "end_turn" and self._builder.has_tool_use:
             reason = "tool_use"
         elif reason == "end_turn" and isinstance(stop, str):

@@ -20,6 +20,8 @@ from girih.serve.api.state import ServerState
 from girih.serve.api.streaming import KEEP_ALIVE, EventStream, event
 
 router = APIRouter()
+INCOMPLETE = {"length": "max_output_tokens", "abort": "abort"}
+"""Finish reasons of an answer that was cut off, and how the response gives them."""
 
 
 @router.post("/v1/responses")
@@ -134,8 +136,11 @@ class _ResponseWriter:
 
     def _finished(self, news: ChatNews) -> dict[str, Any]:
         status = _status(news)
-        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        response = self._response(status, usage=self._usage(), incomplete_details=reason)
+        reason = INCOMPLETE.get(news.finish_reason or "")
+        details = None if reason is None else {"reason": reason}
+        response = self._response(status, usage=self._usage(), incomplete_details=details)
+        if news.finish_reason == "abort":
+            response["store"] = False  # no later turn goes on from what an operator ended
         if response["store"]:
             messages = [*self._history, self._output.as_message()]
             self._store.put(StoredResponse(response, _input_items(self._body), messages))
@@ -185,7 +190,7 @@ class _ResponseWriter:
 
 
 def _status(news: ChatNews) -> str:
-    return "incomplete" if news.finish_reason == "length" else "completed"
+    return "incomplete" if news.finish_reason in INCOMPLETE else "completed"
 
 
 def _input_items(body: ResponsesRequest) -> list[dict[str, Any]]:
