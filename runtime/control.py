@@ -58,18 +58,10 @@ def _step_seconds(core: EngineCore) -> dict[str, float]:
     }
 
 
-def _abort(core: EngineCore, request_ids: list[str] | None = None) -> int:
-    """Abort these requests, or all; returns how many there were."""
-    if request_ids is None:
-        request_ids = list(core.scheduler.requests)
-    return len(core.abort(request_ids))
-
-
 METHODS: dict[str, Method] = {
     "stats": EngineCore.stats,
     "metrics": _metrics,
     "step_seconds": _step_seconds,
-    "abort": _abort,
     "check_integrity": EngineCore.check_integrity,
     "reset_prefix_cache": EngineCore.reset_prefix_cache,
     "pause": EngineCore.pause,

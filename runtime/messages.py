@@ -71,11 +71,7 @@ class Call(msgspec.Struct, frozen=True, tag=True):
     arguments: dict[str, Any] = {}
 
 
-class Shutdown(msgspec.Struct, frozen=True, tag=True):
-    """End the core; unfinished requests are dropped."""
-
-
-Command = Hello | AddRequest | AbortRequests | Call | Shutdown
+Command = Hello | AddRequest | AbortRequests | Call
 
 
 # ---- from the core ----
