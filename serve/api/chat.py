@@ -109,7 +109,7 @@ class _ChatWriter:
         chunk = {**self._head, "object": "chat.completion.chunk", "choices": choices}
         options = self._body.stream_options
         if options is not None and options.include_usage and options.continuous_usage_stats:
-            chunk["usage"] = self._job.usage_body()
+            chunk["usage"] = self._job.usage.body()  # reasoning is counted once, in the end
         return chunk
 
     def _first_chunk(self, index: int) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from fastapi import Request
 
 from girih.serve.api.chat_form import ChatForm, formats_of
 from girih.serve.api.chat_parts import ChatDelta, ChatParser
-from girih.serve.api.generation import LONG_BODY, Plan, Usage, make_plan, truncate_prompt
+from girih.serve.api.generation import Plan, Usage, make_plan, truncate_prompt
 from girih.serve.api.protocol import ChatCompletionRequest
-from girih.serve.api.rendering import render_messages
+from girih.serve.api.rendering import is_long, render_messages
 from girih.serve.api.sampling import (
     chat_logprobs,
     check_effective,
@@ -155,7 +155,7 @@ async def start_chat(
     Raises:
         GirihError: it is refused.
     """
-    if _num_characters(body.messages) > LONG_BODY:
+    if is_long(body):
         plan, form = await asyncio.to_thread(_plan, http, body, served, state, prefix)
     else:
         plan, form = _plan(http, body, served, state, prefix)
@@ -186,7 +186,3 @@ def _plan(
     check_effective(params, body.priority, served.policy)
     check_room(len(prompt), params.max_tokens, served.max_model_len)
     return make_plan(http, body, served, [prompt], params, prefix), form
-
-
-def _num_characters(messages: list[dict[str, Any]] | None) -> int:
-    return sum(len(str(message.get("content"))) for message in messages or [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from girih.kernels.errors import RequestError
-from girih.serve.api.generation import refuse_endless
+from girih.serve.api.generation import LONG_BODY, refuse_endless
 from girih.serve.api.protocol import RenderingBody
 from girih.serve.api.state import Served
 from girih.serve.chat_template import ChatTemplate
@@ -21,6 +21,12 @@ RESERVED = frozenset(
         "continue_final_message",
     }
 )
+
+
+def is_long(body: RenderingBody) -> bool:
+    """Whether a body is worth a worker thread: its text is long, or schemas are to be checked."""
+    sizes = (len(str(message.get("content"))) for message in body.messages or ())
+    return bool(body.tools) or sum(sizes) > LONG_BODY
 
 
 def render_messages(body: RenderingBody, served: Served, trust_template: bool) -> list[int]:

@@ -1,12 +1,17 @@
 """The real `openai` client against the real application on a real socket."""
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
 import pytest
 from support_serving import MODEL
+
+from girih.serve.api import chat_job
+from girih.serve.api.chat_job import ChatJob
+from girih.serve.api.messages import routes as messages_routes
 
 MESSAGES = [{"role": "user", "content": "Hello, 世界 😀"}]
 
@@ -262,3 +267,55 @@ def test_events_are_well_formed(shared_server):
         lines = [line for line in answer.iter_lines() if line]
     assert lines[-1] == "data: [DONE]"
     assert all(json.loads(line.removeprefix("data: ")) for line in lines[:-1])
+
+
+THOUGHTS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "<think>"}]
+
+
+def test_reasoning_is_counted_once_however_often_usage_is_told(new_server, monkeypatch):
+    server = new_server(serve={"reasoning_parser": "qwen3"}, eos=(), step_seconds=0.02)
+    counted = []
+    count = ChatJob.num_reasoning_tokens
+    monkeypatch.setattr(
+        ChatJob, "num_reasoning_tokens", lambda job: counted.append(count(job)) or counted[-1]
+    )
+    body = {
+        "messages": THOUGHTS,
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+        "max_tokens": 12,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
+    lines = server.post("/v1/chat/completions", **body).text.split("\n\n")
+    usages = [json.loads(line[6:])["usage"] for line in lines if line.startswith("data: {")]
+    assert len(usages) > 3
+    assert len(counted) == 1
+    details = usages.pop()["completion_tokens_details"]
+    assert details == {"reasoning_tokens": counted[0]}
+    assert counted[0] > 0
+    assert all("completion_tokens_details" not in usage for usage in usages)
+
+
+@pytest.mark.parametrize(
+    ("path", "tool"),
+    [
+        ("/v1/chat/completions", {"type": "function", "function": {"name": "f"}}),
+        ("/v1/messages/count_tokens", {"name": "f"}),
+    ],
+)
+def test_requests_with_tools_are_planned_in_another_thread(new_server, monkeypatch, path, tool):
+    server, threads = new_server(serve={"tool_parser": "hermes"}), []
+    for module in (chat_job, messages_routes):
+
+        def render(*args, _render=module.render_messages, **options):
+            threads.append(threading.current_thread())
+            return _render(*args, **options)
+
+        monkeypatch.setattr(module, "render_messages", render)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    assert server.post(path, **body).status_code == 200
+    assert server.post(path, **body, tools=[tool]).status_code == 200
+    short, with_tools = threads
+    assert short is server._thread
+    assert with_tools is not server._thread

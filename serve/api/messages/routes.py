@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from girih.serve.api.messages.protocol import (
     MessagesRequest,
     as_chat,
 )
-from girih.serve.api.rendering import render_messages
+from girih.serve.api.rendering import is_long, render_messages
 from girih.serve.api.state import ServerState
 from girih.serve.api.streaming import EventStream, event
 
@@ -60,7 +61,11 @@ async def count_tokens(request: Request) -> Response:
     state.require(None)
     body = await read_body(request, CountTokensRequest)
     served = state.require(body.model)
-    tokens = render_messages(as_chat(body), served, trust_template=False)
+    chat = as_chat(body)
+    if is_long(chat):
+        tokens = await asyncio.to_thread(render_messages, chat, served, trust_template=False)
+    else:
+        tokens = render_messages(chat, served, trust_template=False)
     return json_response({"input_tokens": len(tokens)}, headers=ignored_header(body))
 
 
