@@ -7,10 +7,12 @@ its SONAME only: no path of the building machine is in it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -57,6 +59,7 @@ _BINDING_FLAGS = (
     "-O1",  # it only checks; compile time matters more
 )
 
+_compilers: set[subprocess.Popen[str]] = set()  # running ones
 _loaded: Path | None = None
 _loaded_bytes = b""  # SHA-256 of it; the file may have been moved since
 
@@ -146,6 +149,13 @@ def build_library(isa: str, out_path: Path, extra_flags: tuple[str, ...] = ()) -
     return out_path
 
 
+def stop_builds() -> None:
+    """End the compilers that run, and so every `build_library` with an error."""
+    for compiler in list(_compilers):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(compiler.pid, signal.SIGKILL)  # g++ runs programs of its own
+
+
 def require_compiler() -> str:
     """Return the compiler's command.
 
@@ -184,15 +194,22 @@ def _compile(compiler: str, flags: tuple[str, ...], work: Path, source: Path) ->
 def _run(command: list[str]) -> None:
     if shutil.which("nice"):  # builds run beside tracing, which must not wait for them
         command = ["nice", "-n", "10", *command]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode == 0:
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as compiler:
+        _compilers.add(compiler)
+        try:
+            messages = compiler.communicate()[1]
+        finally:
+            _compilers.discard(compiler)
+    if compiler.returncode == 0:
         return
-    lines = result.stderr.splitlines()
+    lines = messages.splitlines()
     errors = [line for line in lines if "error" in line.lower()] or lines
     told = "\n".join(errors[:8])
     raise CompileError(
         f"the kernel library could not be built: {command[0]} ended with status "
-        f"{result.returncode}:\n{told}\ncommand: {' '.join(command)}"
+        f"{compiler.returncode}:\n{told}\ncommand: {' '.join(command)}"
     )
 
 

@@ -88,6 +88,7 @@ class BackgroundBuild(BuildObserver):
         self._thread = threading.Thread(target=self._run, name="girih-build", daemon=True)
         self._thread.start()
         atexit.register(self.cancel)
+        threading.Thread(target=self._cancel_after_main, name="girih-exit", daemon=True).start()
 
     def program(self) -> Program | None:
         """Wait for the split program; None when a bundle was found, so that nothing is built.
@@ -136,6 +137,11 @@ class BackgroundBuild(BuildObserver):
             self._stop()
         self._thread.join(CANCEL_SECONDS)
         atexit.unregister(self.cancel)
+
+    def _cancel_after_main(self) -> None:
+        """Executors are waited for before `atexit` runs: end what they wait for."""
+        threading.main_thread().join()
+        self.cancel()
 
     # ---- as observer, in the thread ----
 

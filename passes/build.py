@@ -46,7 +46,7 @@ from girih.graph.spec import ModelSpec
 from girih.graph.tile_file import write_tile
 from girih.graph.trace import MAX_STEP_TOKENS, Traced, trace
 from girih.kernels.errors import BundleError, CompileError, ConfigError
-from girih.kernels.library import build_library, require_compiler, source_digest
+from girih.kernels.library import build_library, require_compiler, source_digest, stop_builds
 from girih.kernels.target import Target, why_not_runnable
 from girih.passes.background import BuildObserver, Part
 from girih.passes.options import PASS_NAMES, OptConfig
@@ -228,7 +228,7 @@ class _Build:
         try:
             # One process more than cores: a job fills the time in which others wait for disk.
             with CompilePool(self.target.threads + 1) as pool, ThreadPoolExecutor(1) as background:
-                self.observer.started(pool.kill)
+                self.observer.started(lambda: _stop(pool))
                 library = background.submit(self._build_library, work / "kernels.so")
                 lowered, program = self._front()
                 self._compile_tiles(pool, program, work)
@@ -320,6 +320,12 @@ class _Build:
             "report": lowered.report(),
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
         }
+
+
+def _stop(pool: CompilePool) -> None:
+    """End every compiler of a build."""
+    pool.kill()
+    stop_builds()
 
 
 def _tuned(target: Target, opt: OptConfig) -> Target:
