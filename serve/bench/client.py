@@ -15,6 +15,7 @@ from girih.kernels.errors import ConfigError, EngineError
 from girih.serve.bench.config import APIS, EndpointConfig
 from girih.serve.bench.datasets import BenchRequest
 from girih.serve.bench.records import RequestRecord
+from girih.serve.sse import sse_events_async
 
 POLL_SECONDS = 0.5
 
@@ -87,7 +88,7 @@ class EndpointClient:
                     record.error = _refusal(response.status_code, await response.aread())
                 else:
                     await self._read(response, record)
-        except (httpx.HTTPError, ValueError) as error:
+        except (httpx.HTTPError, EngineError) as error:
             record.error = f"{type(error).__name__}: {error}"
         record.ended = self._clock()
 
@@ -110,13 +111,8 @@ class EndpointClient:
         return {**body, **self._config.extra_fields()}
 
     async def _read(self, response: httpx.Response, record: RequestRecord) -> None:
-        async for line in response.aiter_lines():
-            if not line.startswith("data:"):
-                continue
-            data = line[5:].strip()
-            if data == "[DONE]":
-                break
-            note_event(json.loads(data), record, self._clock())
+        async for event in sse_events_async(response.aiter_lines()):
+            note_event(event, record, self._clock())
         if record.counted_by == "pieces":
             record.num_output_tokens = len(record.pieces)
         if record.error is None and not record.pieces:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from girih.kernels.errors import EngineError, RequestError
 from girih.serve.chat.conversation import Message
 from girih.serve.chat.settings import Settings
 from girih.serve.sampling_defaults import SamplingDefaults, read_generation_config
+from girih.serve.sse import sse_events
 
 if TYPE_CHECKING:
     from girih.serve.llm import LLM
@@ -141,18 +141,10 @@ class RemoteBackend:
                 if response.status_code != 200:
                     response.read()
                     raise RequestError(_message(response))
-                yield from _pieces(response)
+                for event in sse_events(response.iter_lines()):
+                    yield from _read_event(event)
         except httpx.HTTPError as error:
             raise EngineError(f"the connection failed: {error or type(error).__name__}") from error
-
-
-def _pieces(response: httpx.Response) -> Iterator[Piece]:
-    for line in response.iter_lines():
-        data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
-        if data == "[DONE]":
-            return
-        if data:
-            yield from _read_event(json.loads(data))
 
 
 def _read_event(event: dict[str, Any]) -> Iterator[Piece]:
