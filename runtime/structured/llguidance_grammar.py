@@ -15,10 +15,8 @@ from llguidance.gbnf_to_lark import any_to_lark
 from girih.kernels.errors import RequestError
 from girih.runtime.structured.output import StructuredOutput
 from girih.runtime.structured.schema import find_fault, prepare
-from girih.runtime.structured.tag_grammar import tag_to_lark, why_no_lark
+from girih.runtime.structured.tag_grammar import WHITE_SPACE, tag_to_lark, why_no_lark
 
-# Longest run of white space between two JSON tokens: an endless one is a model gone astray.
-WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 LIMITS = LLParserLimits(verbose_errors=False)
 NO_TOKENIZER = "no tokenizer"
 

@@ -10,6 +10,8 @@ import re
 from typing import Any
 
 CONTENTS = ("json_schema", "const_string", "any_text", "regex", "grammar", "sequence", "or", "tag")
+# Longest run of white space between two JSON tokens: an endless one is a model gone astray.
+WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 TEXT = "TEXT: /(.|\\n)+/"
 
 
@@ -102,7 +104,7 @@ class _Writer:
         """The expression of a format; every rule it needs is in `lines`."""
         kind = node["type"]
         if kind == "const_string":
-            return _quoted(node["value"])
+            return quoted(node["value"])
         if kind == "any_text":
             return "TEXT?"
         if kind == "regex":
@@ -116,7 +118,7 @@ class _Writer:
         if kind == "or":
             return self._named(" | ".join(self.rule(part) for part in node["elements"]))
         if kind == "tag":
-            return self._tag(node, _quoted(node["begin"]))
+            return self._tag(node, quoted(node["begin"]))
         return self._triggered(node)
 
     def _tag(self, node: dict[str, Any], begin: str) -> str:
@@ -124,13 +126,13 @@ class _Writer:
         if content["type"] == "any_text" and node["end"]:
             rest = self._lazy(node["end"])
             return self._named(f"{begin} {rest}")
-        return self._named(f"{begin} {self.rule(content)} {_quoted(node['end'])}")
+        return self._named(f"{begin} {self.rule(content)} {quoted(node['end'])}")
 
     def _triggered(self, node: dict[str, Any]) -> str:
         calls = []
         for trigger in node["triggers"]:
             tags = [
-                self._tag(tag, _quoted(tag["begin"].removeprefix(trigger)))
+                self._tag(tag, quoted(tag["begin"].removeprefix(trigger)))
                 for tag in node["tags"]
                 if tag["begin"].startswith(trigger)
             ]
@@ -161,9 +163,9 @@ def lark_escaped(text: str) -> str:
     return re.sub(r"([^\w\s<>=\"'`@#%&,:;!~-])", r"\\\1", text).replace("\n", "\\n")
 
 
-def _quoted(text: str) -> str:
-    """A text in Lark; an empty one is left out."""
-    return json.dumps(text, ensure_ascii=False) if text else ""
+def quoted(text: str) -> str:
+    """Fixed text in Lark."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def unslashed(pattern: str) -> str:

@@ -11,11 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from girih.runtime.structured.tag_grammar import lark_escaped, unslashed
+from girih.runtime.structured.tag_grammar import WHITE_SPACE, lark_escaped, quoted, unslashed
 from girih.serve.parsers import deepseek, gemma, harmony, hermes, mistral, qwen3_coder
 from girih.serve.parsers.registry import ReasoningFormat
-
-WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 
 
 @dataclass(frozen=True)
@@ -75,11 +73,6 @@ class Writer:
     def pick(self, expressions: Sequence[str]) -> str:
         """Expression for one of several."""
         return self.rule(" | ".join(expressions))
-
-
-def quoted(text: str) -> str:
-    """Fixed text in Lark."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def listed(items: Sequence[tuple[str, bool]], separator: str) -> str:
