@@ -88,7 +88,7 @@ class EndpointClient:
                     record.error = _refusal(response.status_code, await response.aread())
                 else:
                     await self._read(response, record)
-        except (httpx.HTTPError, EngineError) as error:
+        except (httpx.HTTPError, EngineError, ValueError) as error:
             record.error = f"{type(error).__name__}: {error}"
         record.ended = self._clock()
 
