@@ -35,7 +35,7 @@ def stamped_and_full(monkeypatch, spec):
         (
             "gemma3_text",
             {"num_hidden_layers": 7, "layer_types": ["sliding_attention"] * 6 + ["full_attention"]},
-            3,
+            2,
         ),
         ("gpt2", {"n_layer": 5, "num_hidden_layers": 5}, 2),
     ],
