@@ -9,6 +9,7 @@ With `InlinePlanQueue` a plan runs in the caller's thread when its result is wai
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import time
@@ -122,6 +123,8 @@ class ThreadedPlanQueue:
         if self._thread is None:  # a core that is only looked at has no thread
             self._thread = threading.Thread(target=self._run, name="girih-runner", daemon=True)
             self._thread.start()
+            # A step that ran into the interpreter's end would bring the process down in C++.
+            atexit.register(self.close)
         self._plans.put((self._generation, plan))
 
     def has_result(self) -> bool:
@@ -157,6 +160,7 @@ class ThreadedPlanQueue:
             self._plans.put(None)
             self._thread.join()
             self._thread = None
+            atexit.unregister(self.close)
 
     def _run(self) -> None:
         failure: tuple[int, BaseException] | None = None
