@@ -8,13 +8,13 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from girih.kernels.errors import RequestError
-from girih.serve.api.bodies import ignored_header, read_body
+from girih.serve.api.bodies import ignored_header
 from girih.serve.api.chat_job import ChatJob, ChatNews, start_chat
 from girih.serve.api.chat_parts import ToolCallDelta
 from girih.serve.api.errors import as_api_error, json_response
 from girih.serve.api.logprobs import LogprobsFormatter
 from girih.serve.api.protocol import ChatCompletionRequest
-from girih.serve.api.state import ServerState
+from girih.serve.api.state import open_request
 from girih.serve.api.streaming import DONE, KEEP_ALIVE, EventStream, event
 from girih.serve.chat_template import plain_message
 
@@ -24,10 +24,7 @@ router = APIRouter()
 @router.post("/v1/chat/completions")
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, streamed or whole."""
-    state: ServerState = request.app.state.server
-    state.require(None)
-    body = await read_body(request, ChatCompletionRequest)
-    served = state.require(body.model)
+    state, body, served = await open_request(request, ChatCompletionRequest)
     echo = _echoed_text(body)
     job = await start_chat(request, body, served, state, "chatcmpl-")
     writer = _ChatWriter(job, echo)

@@ -9,13 +9,13 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from girih.runtime.request import TokenLogprobs
-from girih.serve.api.bodies import ignored_header, read_body
+from girih.serve.api.bodies import ignored_header
 from girih.serve.api.completion_plan import TextPrompt, plan_completion, scores_only
 from girih.serve.api.errors import as_api_error, json_response
 from girih.serve.api.generation import LONG_BODY, Plan, Usage
 from girih.serve.api.logprobs import LogprobsFormatter, TextOffsets, prompt_offsets
 from girih.serve.api.protocol import CompletionRequest
-from girih.serve.api.state import Served, ServerState
+from girih.serve.api.state import Served, open_request
 from girih.serve.api.streaming import (
     DONE,
     KEEP_ALIVE,
@@ -36,10 +36,7 @@ router = APIRouter()
 @router.post("/v1/completions")
 async def completions(request: Request) -> Response:
     """Complete prompts, streamed or whole."""
-    state: ServerState = request.app.state.server
-    state.require(None)
-    body = await read_body(request, CompletionRequest)
-    served = state.require(body.model)
+    state, body, served = await open_request(request, CompletionRequest)
     if len(await request.body()) > LONG_BODY:
         prompts, plan = await asyncio.to_thread(plan_completion, request, body, served, state)
     else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -23,6 +25,15 @@ TYPES = {
 }
 RETRY_SECONDS = 1
 MAX_MESSAGE = 1500
+
+
+@contextlib.contextmanager
+def renamed_params(names: Mapping[str, str]) -> Iterator[None]:
+    """Have refusals name a field as this route's clients know it; `names`: field → name here."""
+    try:
+        yield
+    except RequestError as error:
+        raise RequestError(str(error), names.get(error.param or "", error.param)) from error
 
 
 class ApiError(Exception):

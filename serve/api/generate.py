@@ -9,13 +9,13 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from girih.kernels.errors import RequestError
-from girih.serve.api.bodies import Body, Integer, ignored_header, make_body, read_body
+from girih.serve.api.bodies import Body, Integer, ignored_header, make_body
 from girih.serve.api.completion_plan import plan_completion
-from girih.serve.api.errors import as_api_error, json_response
+from girih.serve.api.errors import as_api_error, json_response, renamed_params
 from girih.serve.api.generation import Plan, Usage
 from girih.serve.api.logprobs import LogprobsFormatter
-from girih.serve.api.protocol import CompletionRequest, StreamOptions, described
-from girih.serve.api.state import Served, ServerState
+from girih.serve.api.protocol import SAMPLER_FIELDS, CompletionRequest, StreamOptions, described
+from girih.serve.api.state import Served, open_request
 from girih.serve.api.streaming import (
     DONE,
     KEEP_ALIVE,
@@ -34,18 +34,8 @@ router = APIRouter()
 
 SAMPLING = frozenset(
     {
+        *(name for name in SAMPLER_FIELDS if name != "stop"),
         "n",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "presence_penalty",
-        "frequency_penalty",
-        "repetition_penalty",
-        "seed",
-        "stop_token_ids",
-        "ignore_eos",
-        "min_tokens",
         "max_tokens",
         "logit_bias",
         "allowed_token_ids",
@@ -54,6 +44,8 @@ SAMPLING = frozenset(
     }
 )
 """Entries of `sampling_params`, with the meaning they have in /v1/completions."""
+PARAMS = {"prompt": "token_ids"}
+"""Field of a completion request → field here, for error messages."""
 TEXT_ONLY = ("stop", "include_stop_str_in_output", "bad_words", "skip_special_tokens")
 
 
@@ -88,15 +80,9 @@ class GenerateRequest(Body):
 @router.post("/inference/v1/generate")
 async def generate(request: Request) -> Response:
     """Continue token ids, streamed or whole."""
-    state: ServerState = request.app.state.server
-    state.require(None)
-    body = await read_body(request, GenerateRequest)
-    served = state.require(body.model)
-    try:
+    state, body, served = await open_request(request, GenerateRequest)
+    with renamed_params(PARAMS):
         _, plan = plan_completion(request, _as_completion(body), served, state)
-    except RequestError as error:
-        param = "token_ids" if error.param == "prompt" else error.param
-        raise RequestError(str(error), param) from error
     streams = await submit_all(served.engine, plan.requests)
     writer = _GenerateWriter(body, served, plan)
     if body.stream:

@@ -30,6 +30,20 @@ class HttpSeen:
         return seen
 
 
+class NotingSend:
+    """A `send` that notes the status of the answer (0 until it starts)."""
+
+    def __init__(self, send: Send) -> None:
+        self.status = 0
+        self._send = send
+
+    async def __call__(self, message: Message) -> None:
+        """Send a part of the answer."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        await self._send(message)
+
+
 class HttpMetrics:
     """Notes method, route, status and duration of every request but probes."""
 
@@ -43,17 +57,10 @@ class HttpMetrics:
             await self._app(scope, receive, send)
             return
         started = time.monotonic()
-        status = 0
-
-        async def noting(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
+        noting = NotingSend(send)
         try:
             await self._app(scope, receive, noting)
         finally:
             # The route, not the path: a path can be anything and would be a series of its own.
             route = getattr(scope.get("route"), "path", "none")
-            self._seen.add((scope["method"], route, status, time.monotonic() - started))
+            self._seen.add((scope["method"], route, noting.status, time.monotonic() - started))

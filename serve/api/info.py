@@ -9,12 +9,12 @@ from fastapi import APIRouter, Request, Response
 
 from girih import __version__
 from girih.kernels.errors import RequestError
-from girih.serve.api.bodies import ignored_header, read_body
+from girih.serve.api.bodies import ignored_header
 from girih.serve.api.errors import RETRY_SECONDS, ApiError, json_response
 from girih.serve.api.generation import LONG_BODY, refuse_endless
 from girih.serve.api.protocol import DetokenizeRequest, TokenizeRequest
 from girih.serve.api.rendering import render_messages
-from girih.serve.api.state import Served, ServerState
+from girih.serve.api.state import Served, ServerState, open_request
 from girih.serve.prompts import check_prompt_ids
 
 router = APIRouter()
@@ -70,10 +70,7 @@ async def model(request: Request, name: str) -> Response:
 @router.post("/v1/tokenize")
 async def tokenize(request: Request) -> Response:
     """Return the ids of a text or a conversation."""
-    state = _state(request)
-    state.require(None)
-    body = await read_body(request, TokenizeRequest)
-    served = state.require(body.model)
+    state, body, served = await open_request(request, TokenizeRequest)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
     trusts = state.config.trust_request_chat_template
@@ -102,10 +99,7 @@ def _tokens_of(body: TokenizeRequest, served: Served, trusts_template: bool) -> 
 @router.post("/v1/detokenize")
 async def detokenize(request: Request) -> Response:
     """Return the text of ids."""
-    state = _state(request)
-    state.require(None)
-    body = await read_body(request, DetokenizeRequest)
-    served = state.require(body.model)
+    _, body, served = await open_request(request, DetokenizeRequest)
     if body.tokens:
         check_prompt_ids(body.tokens, served.vocab_size)
     text = served.tokenizer.decode(body.tokens, bool(body.skip_special_tokens))

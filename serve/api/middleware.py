@@ -12,6 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from girih.serve.api.errors import ApiError
+from girih.serve.api.http_metrics import NotingSend
 from girih.serve.config import ServeConfig
 from girih.serve.logs import request_id
 from girih.serve.web import PAGES
@@ -61,14 +62,7 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        status = 0
-
-        async def noting(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
+        noting = NotingSend(send)
         try:
             await self._app(scope, receive, noting)
         finally:
@@ -76,7 +70,7 @@ class AccessLog:
             client = (scope.get("client") or ("-",))[0]
             path = ascii(scope["path"])[1:-1]
             level = logging.DEBUG if path in QUIET_PATHS else logging.INFO  # probes ask often
-            name = ascii(scope["state"]["request_id"])[1:-1]
+            name, status = ascii(scope["state"]["request_id"])[1:-1], noting.status
             logger.log(
                 level, "%s %s %s %d %.1f ms %s", client, scope["method"], path, status, ms, name
             )

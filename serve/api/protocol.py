@@ -63,7 +63,30 @@ class StreamOptions(BaseModel):
     )
 
 
-class SamplingBody(Body):
+class SamplerFields(Body):
+    """How tokens are chosen and when they end: the same fields on every route with all of them."""
+
+    temperature: float | None = described("0 is greedy.", minimum=0)
+    top_p: float | None = described("Nucleus mass.", exclusiveMinimum=0, maximum=1)
+    top_k: Integer | None = described("Best k tokens; 0 and -1 are off.", minimum=-1)
+    min_p: float | None = described("Least share of the best probability.", minimum=0, maximum=1)
+    presence_penalty: float | None = described("Flat penalty of repeats.", minimum=-2, maximum=2)
+    frequency_penalty: float | None = described("Penalty per repeat.", minimum=-2, maximum=2)
+    repetition_penalty: float | None = described(
+        "Above 1 discourages tokens of prompt and output.", exclusiveMinimum=0
+    )
+    seed: Integer | None = described("The same seed gives the same draw.")
+    stop: str | list[str] | None = described("Strings that end the output.", minLength=1)
+    stop_token_ids: list[Integer] | None = described("Tokens that end the output.")
+    ignore_eos: bool | None = described("Go on after the model's end token.")
+    min_tokens: Integer | None = described("No end before this many tokens.", minimum=0)
+
+
+SAMPLER_FIELDS = tuple(SamplerFields.model_fields)
+"""Their names."""
+
+
+class SamplingBody(SamplerFields):
     """Fields that chat and text completions share."""
 
     not_supported: ClassVar[tuple[str, ...]] = (
@@ -83,21 +106,7 @@ class SamplingBody(Body):
     stream: bool | None = described("Send the answer as server-sent events.")
     stream_options: StreamOptions | None = described("What a stream also carries.")
     stream_interval: Integer | None = described("Fewest tokens per chunk.", minimum=1)
-    temperature: float | None = described("0 is greedy.", minimum=0)
-    top_p: float | None = described("Nucleus mass.", exclusiveMinimum=0, maximum=1)
-    top_k: Integer | None = described("Best k tokens; 0 and -1 are off.", minimum=-1)
-    min_p: float | None = described("Least share of the best probability.", minimum=0, maximum=1)
-    presence_penalty: float | None = described("Flat penalty of repeats.", minimum=-2, maximum=2)
-    frequency_penalty: float | None = described("Penalty per repeat.", minimum=-2, maximum=2)
-    repetition_penalty: float | None = described(
-        "Above 1 discourages tokens of prompt and output.", exclusiveMinimum=0
-    )
-    seed: Integer | None = described("The same seed gives the same draw.")
-    stop: str | list[str] | None = described("Strings that end the output.", minLength=1)
-    stop_token_ids: list[Integer] | None = described("Tokens that end the output.")
     include_stop_str_in_output: bool | None = described("Keep the stop string in the text.")
-    ignore_eos: bool | None = described("Go on after the model's end token.")
-    min_tokens: Integer | None = described("No end before this many tokens.", minimum=0)
     max_tokens: Integer | None = described("Longest output in tokens.", minimum=0)
     logit_bias: dict[str, float] | None = described(
         "Token id → value from -100 to 100 added to its logit."

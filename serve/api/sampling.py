@@ -6,26 +6,21 @@ from typing import Any
 
 from girih.kernels.errors import RequestError
 from girih.runtime.sampling_params import SamplingParams
-from girih.serve.api.protocol import ChatCompletionRequest, CompletionRequest, SamplingBody
+from girih.serve.api.protocol import (
+    SAMPLER_FIELDS,
+    ChatCompletionRequest,
+    CompletionRequest,
+    SamplingBody,
+)
 from girih.serve.api.structured import structured_output
 from girih.serve.config import ServeConfig
 from girih.serve.tokenizer import Tokenizer
 
 MAX_BAD_WORDS = 128
 COPIED = (
+    *(name for name in SAMPLER_FIELDS if name != "stop"),
     "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "stop_token_ids",
     "include_stop_str_in_output",
-    "ignore_eos",
-    "min_tokens",
     "allowed_token_ids",
     "skip_special_tokens",
     "prompt_logprobs",

@@ -6,7 +6,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from fastapi import Request
+
 from girih.graph.progress import ProgressEvent
+from girih.serve.api.bodies import BodyType, read_body
 from girih.serve.api.errors import RETRY_SECONDS, ApiError
 from girih.serve.api.http_metrics import HttpSeen
 from girih.serve.api.responses.store import ResponseStore
@@ -142,3 +145,18 @@ class ServerState:
                 "detail": event.detail,
             }
         return body
+
+
+async def open_request(
+    request: Request, kind: type[BodyType]
+) -> tuple[ServerState, BodyType, Served]:
+    """Read the body of a request for the served model.
+
+    Raises:
+        ApiError: 503 before anything is read while there is no model; what `read_body` refuses;
+            404 when the body names another model.
+    """
+    state: ServerState = request.app.state.server
+    state.require(None)
+    body = await read_body(request, kind)
+    return state, body, state.require(getattr(body, "model", None))

@@ -8,10 +8,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from girih.kernels.errors import RequestError
-from girih.serve.api.bodies import ignored_header, read_body
+from girih.serve.api.bodies import ignored_header
 from girih.serve.api.chat_job import ChatJob, ChatNews, start_chat
-from girih.serve.api.errors import as_api_error, json_response
+from girih.serve.api.errors import as_api_error, json_response, renamed_params
 from girih.serve.api.messages.blocks import BlockBuilder
 from girih.serve.api.messages.protocol import (
     PARAMS,
@@ -20,7 +19,7 @@ from girih.serve.api.messages.protocol import (
     as_chat,
 )
 from girih.serve.api.rendering import is_long, render_messages
-from girih.serve.api.state import ServerState
+from girih.serve.api.state import open_request
 from girih.serve.api.streaming import EventStream, event
 
 router = APIRouter()
@@ -35,15 +34,10 @@ STOP_REASONS = {
 @router.post("/v1/messages")
 async def create_message(request: Request) -> Response:
     """Answer a conversation, streamed or whole."""
-    state: ServerState = request.app.state.server
-    state.require(None)
-    body = await read_body(request, MessagesRequest)
-    served = state.require(body.model)
+    state, body, served = await open_request(request, MessagesRequest)
     chat = as_chat(body)
-    try:
+    with renamed_params(PARAMS):
         job = await start_chat(request, chat, served, state, "msg_")
-    except RequestError as error:
-        raise RequestError(str(error), PARAMS.get(error.param or "", error.param)) from error
     writer = _MessageWriter(job)
     if body.stream:
         events = writer.events(state.config.keep_alive_seconds)
@@ -57,10 +51,7 @@ async def create_message(request: Request) -> Response:
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request) -> Response:
     """Return how many tokens a conversation has as a prompt."""
-    state: ServerState = request.app.state.server
-    state.require(None)
-    body = await read_body(request, CountTokensRequest)
-    served = state.require(body.model)
+    _, body, served = await open_request(request, CountTokensRequest)
     chat = as_chat(body)
     if is_long(chat):
         tokens = await asyncio.to_thread(render_messages, chat, served, trust_template=False)

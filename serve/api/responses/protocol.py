@@ -7,26 +7,19 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from girih.kernels.errors import RequestError
-from girih.serve.api.bodies import Body, Integer, make_body
-from girih.serve.api.protocol import ChatCompletionRequest, described
+from girih.serve.api.bodies import Integer, make_body
+from girih.serve.api.protocol import (
+    SAMPLER_FIELDS,
+    ChatCompletionRequest,
+    SamplerFields,
+    described,
+)
 
 LOGPROBS = "message.output_text.logprobs"
 # Fields that a chat request has under the same name.
 SAME = (
     "stream",
     "stream_interval",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "min_tokens",
     "logit_bias",
     "top_logprobs",
     "priority",
@@ -35,6 +28,7 @@ SAME = (
     "chat_template_kwargs",
     "structured_outputs",
     "parallel_tool_calls",
+    *SAMPLER_FIELDS,
 )
 PARAMS = {
     "messages": "input",
@@ -67,7 +61,7 @@ class TextOptions(BaseModel):
     verbosity: str | None = Field(None, description="Has no effect.")
 
 
-class ResponsesRequest(Body):
+class ResponsesRequest(SamplerFields):
     """Body of POST /v1/responses."""
 
     model: str | None = described("The served model; it may be left out.")
@@ -90,20 +84,6 @@ class ResponsesRequest(Body):
     stream: bool | None = described("Send the answer as server-sent events.")
     stream_interval: Integer | None = described("Fewest tokens per event.", minimum=1)
     background: bool | None = described("Not supported.", enum=[False, None])
-    temperature: float | None = described("0 is greedy.", minimum=0)
-    top_p: float | None = described("Nucleus mass.", exclusiveMinimum=0, maximum=1)
-    top_k: Integer | None = described("Best k tokens; 0 and -1 are off.", minimum=-1)
-    min_p: float | None = described("Least share of the best probability.", minimum=0, maximum=1)
-    presence_penalty: float | None = described("Flat penalty of repeats.", minimum=-2, maximum=2)
-    frequency_penalty: float | None = described("Penalty per repeat.", minimum=-2, maximum=2)
-    repetition_penalty: float | None = described(
-        "Above 1 discourages tokens of prompt and output.", exclusiveMinimum=0
-    )
-    seed: Integer | None = described("The same seed gives the same draw.")
-    stop: str | list[str] | None = described("Strings that end the output.", minLength=1)
-    stop_token_ids: list[Integer] | None = described("Tokens that end the output.")
-    ignore_eos: bool | None = described("Go on after the model's end token.")
-    min_tokens: Integer | None = described("No end before this many tokens.", minimum=0)
     logit_bias: dict[str, float] | None = described("Token id → value added to its logit.")
     top_logprobs: Integer | None = described("Alternatives per output token.", minimum=0)
     priority: Integer | None = described("Lower is served first (policy priority only).")

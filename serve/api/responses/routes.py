@@ -8,15 +8,15 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from girih.kernels.errors import RequestError
-from girih.serve.api.bodies import ignored_header, read_body
+from girih.serve.api.bodies import ignored_header
 from girih.serve.api.chat_job import ChatJob, ChatNews, start_chat
-from girih.serve.api.errors import as_api_error, json_response
+from girih.serve.api.errors import as_api_error, json_response, renamed_params
 from girih.serve.api.logprobs import LogprobsFormatter
 from girih.serve.api.responses.items import as_messages
 from girih.serve.api.responses.output import OutputBuilder
 from girih.serve.api.responses.protocol import PARAMS, ResponsesRequest, as_chat
 from girih.serve.api.responses.store import ResponseStore, StoredResponse
-from girih.serve.api.state import ServerState
+from girih.serve.api.state import ServerState, open_request
 from girih.serve.api.streaming import KEEP_ALIVE, EventStream, event
 
 router = APIRouter()
@@ -27,17 +27,12 @@ INCOMPLETE = {"length": "max_output_tokens", "abort": "abort"}
 @router.post("/v1/responses")
 async def create_response(request: Request) -> Response:
     """Answer input items, streamed or whole; the answer is kept for later turns."""
-    state: ServerState = request.app.state.server
-    state.require(None)
-    body = await read_body(request, ResponsesRequest)
-    served = state.require(body.model)
+    state, body, served = await open_request(request, ResponsesRequest)
     history = _history(body, state.responses)
     opening = [{"role": "system", "content": body.instructions}] if body.instructions else []
     chat = as_chat(body, opening + history)
-    try:
+    with renamed_params(PARAMS):
         job = await start_chat(request, chat, served, state, "resp_")
-    except RequestError as error:
-        raise RequestError(str(error), PARAMS.get(error.param or "", error.param)) from error
     writer = _ResponseWriter(body, job, history, state.responses)
     if body.stream:
         events = writer.events(state.config.keep_alive_seconds)
