@@ -7,7 +7,6 @@ tiles differ. Everything here is plain data: it is what a bundle stores beside t
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -229,8 +228,3 @@ def _state_counts(layout: ProgramLayout) -> str:
         f"{n} × {s.op} {' + '.join(str(list(shape)) for shape in s.shapes)} {s.dtype}"
         for s, n in counts.items()
     )
-
-
-def layout_json(layout: ProgramLayout) -> str:
-    """Canonical JSON text of a layout."""
-    return json.dumps(layout.to_json(), sort_keys=True)

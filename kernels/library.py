@@ -22,7 +22,7 @@ import torch
 
 from girih.kernels import ops
 from girih.kernels.errors import CompileError, ConfigError
-from girih.kernels.target import ISAS, find_compiler, why_not_runnable
+from girih.kernels.target import ISAS, find_compiler
 
 _SOURCE_DIR = Path(__file__).parent / "cpu"
 
@@ -76,11 +76,6 @@ def source_digest() -> str:
 def is_loaded() -> bool:
     """Return whether the C++ kernels are the CPU kernels of this process."""
     return _loaded is not None
-
-
-def loaded_path() -> Path | None:
-    """Return the file of the loaded library, or None."""
-    return _loaded
 
 
 def load_library(path: Path) -> None:
@@ -170,11 +165,6 @@ def require_compiler() -> str:
             "yours in CXX"
         )
     return compiler
-
-
-def runnable_reason(isa: str) -> str | None:
-    """Return why a library built for `isa` cannot run here, or None."""
-    return why_not_runnable(isa)
 
 
 def _sources(pattern: str) -> list[Path]:

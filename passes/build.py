@@ -111,22 +111,23 @@ def find_or_build(  # noqa: PLR0913 (the bundle's ingredients, and who watches)
     key = bundle_key(spec, opt, target)
     path = Path(bundle).expanduser().resolve() if bundle else bundle_dir() / key.digest
     explicit = bundle is not None
-    reason = _why_unusable(path, key, explicit, opt.verify)
-    if reason is None:
+    found = _look_up(path, key, explicit, opt.verify)
+    if isinstance(found, Bundle):
         mark_used(path)
-        return open_bundle(path), "found"
+        return found, "found"
     if (path / MANIFEST).exists():
-        log.warning("%s; compiling it again", reason)
+        log.warning("%s; compiling it again", found)
     require_compiler()
     with _Exclusive(path, progress):
-        if _why_unusable(path, key, explicit, opt.verify) is None:
-            return open_bundle(path), "found"
+        again = _look_up(path, key, explicit, opt.verify)
+        if isinstance(again, Bundle):
+            return again, "found"
         build = _Build(spec, opt, target, key, progress, observer or BuildObserver())
         build.run(path)
     if not explicit and cache_bytes is not None:
         for removed in prune(bundle_dir(), cache_bytes, keep=path):
             log.info("removed %s from the cache, which is full", removed.path)
-    return open_bundle(path), f"built: {reason}"
+    return open_bundle(path), f"built: {found}"
 
 
 def bundle_dir() -> Path:
@@ -140,8 +141,8 @@ def lower_and_partition(traced: Traced, opt: OptConfig, target: Target) -> tuple
     return lowered, partition(lowered.graph, lowered.weights, traced.constants)
 
 
-def _why_unusable(path: Path, key: BundleKey, explicit: bool, proved: bool) -> str | None:
-    """Why the bundle at `path` cannot be used, or None when it can.
+def _look_up(path: Path, key: BundleKey, explicit: bool, proved: bool) -> Bundle | str:
+    """The bundle at `path`, or why it cannot be used.
 
     Args:
         path: its directory.
@@ -168,7 +169,7 @@ def _why_unusable(path: Path, key: BundleKey, explicit: bool, proved: bool) -> s
         bundle = open_bundle(path)
     except BundleError as error:
         return str(error)
-    return "the bundle was built without a proof" if proved and bundle.proof is None else None
+    return "the bundle was built without a proof" if proved and bundle.proof is None else bundle
 
 
 class _Exclusive(ExitStack):

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from girih.graph.bundle import tile_graph
+from girih.graph.bundle import BundleKey, tile_graph
+from girih.graph.partition import Program
 from girih.graph.progress import Progress, no_progress
 from girih.graph.spec import ModelSpec
 from girih.graph.tile_file import write_tile
@@ -21,6 +22,7 @@ from girih.kernels.errors import BundleError
 from girih.kernels.target import Target
 from girih.passes.build import bundle_dir, bundle_key, lower_and_partition
 from girih.passes.options import OptConfig
+from girih.passes.runner import Lowered
 
 PREPARED = "prepared.json"
 
@@ -59,20 +61,7 @@ def prepare(
         f"build the kernel library for {target.arch} (needs nvcc)",
     ]
     try:
-        (path / "tiles").mkdir(parents=True, exist_ok=True)
-        for tile in program.tiles.values():
-            write_tile(tile.graph, tile_graph(path, tile.key))
-        save_file(program.constants, path / "constants.safetensors")
-        (path / "key.json").write_text(json.dumps(key.entries, indent=1))
-        description = {
-            "model": spec.name,
-            "layout": program.layout.to_json(),
-            "weights": program.weights.to_json(),
-            "notes": {tile.key: tile.note for tile in program.tiles.values()},
-            "report": lowered.report(),
-            "remains": remains,
-        }
-        (path / PREPARED).write_text(json.dumps(description))
+        _write(path, spec, lowered, program, key, remains)
     except OSError as error:
         raise BundleError(f"the bundle could not be written to {path}: {error}") from error
     return (
@@ -81,3 +70,27 @@ def prepare(
         + "".join(f"remains: {line}\n" for line in remains)
         + f"pieces={program.num_pieces} tiles={len(program.tiles)}"
     )
+
+
+def _write(
+    path: Path,
+    spec: ModelSpec,
+    lowered: Lowered,
+    program: Program,
+    key: BundleKey,
+    remains: list[str],
+) -> None:
+    (path / "tiles").mkdir(parents=True, exist_ok=True)
+    for tile in program.tiles.values():
+        write_tile(tile.graph, tile_graph(path, tile.key))
+    save_file(program.constants, path / "constants.safetensors")
+    (path / "key.json").write_text(json.dumps(key.entries, indent=1))
+    description = {
+        "model": spec.name,
+        "layout": program.layout.to_json(),
+        "weights": program.weights.to_json(),
+        "notes": {tile.key: tile.note for tile in program.tiles.values()},
+        "report": lowered.report(),
+        "remains": remains,
+    }
+    (path / PREPARED).write_text(json.dumps(description))

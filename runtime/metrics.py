@@ -60,57 +60,10 @@ class EngineMetrics(CoreObserver):
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
         self._clock = RequestClock()
-        lengths = length_buckets(max_model_len)
-        histogram = self._histogram
-        self._ttft = histogram(
-            "time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN
-        )
-        self._itl = histogram("inter_token_latency_seconds", "Token to token.", PER_TOKEN)
-        self._tpot = histogram(
-            "request_time_per_output_token_seconds", "Mean time per token after the first.",
-            PER_TOKEN,
-        )  # fmt: skip
-        self._e2e = histogram("e2e_request_latency_seconds", "Arrival to end.", PER_REQUEST)
-        self._queue = histogram("request_queue_time_seconds", "Arrival to first step.", PER_REQUEST)
-        self._prefill = histogram(
-            "request_prefill_time_seconds", "First step to first token.", PER_REQUEST
-        )
-        self._decode = histogram("request_decode_time_seconds", "First to last token.", PER_REQUEST)
-        self._inference = histogram(
-            "request_inference_time_seconds", "First step to last token.", PER_REQUEST
-        )
-        self._prompt_length = histogram(
-            "request_prompt_tokens", "Prompt length of finished requests.", lengths
-        )
-        self._output_length = histogram(
-            "request_generation_tokens", "Output length of finished requests.", lengths
-        )
-        self._max_tokens = histogram(
-            "request_params_max_tokens", "max_tokens of finished requests.", lengths
-        )
-        self._preemptions = histogram(
-            "request_num_preemptions", "Preemptions of finished requests.", COUNTS
-        )
-        self._step_tokens = histogram("iteration_tokens_total", "Tokens per step.", STEP_TOKENS)
-        self._cached = self._counter("prompt_tokens_cached", "Prompt tokens found in the cache.")
-        step_parts = Counter(
-            f"{PREFIX}step_time_seconds", "Time spent in steps, by part.", (*LABELS, "part"),
-            registry=self.registry,
-        )  # fmt: skip
-        self._parts = [step_parts.labels(**self._labels, part=part) for part in PARTS]
-        self.step_seconds = dict.fromkeys(PARTS, 0.0)
-        self._http_requests = Counter(
-            "http_requests", "HTTP requests.", ("method", "handler", "status"),
-            registry=self.registry,
-        )  # fmt: skip
-        self._http_seconds = Histogram(
-            "http_request_duration_seconds", "Until the response was sent.", ("method", "handler"),
-            buckets=HTTP_SECONDS, registry=self.registry,
-        )  # fmt: skip
-        self._refused = Counter(
-            f"{PREFIX}admission_rejections", "Requests refused because queues are full.",
-            ("model_name", "reason"), registry=self.registry,
-        )  # fmt: skip
+        self._watch_times()
+        self._watch_lengths(length_buckets(max_model_len))
+        self._watch_steps()
+        self._watch_http()
         self.registry.register(_StatsCollector(core.stats, self._labels))
 
     def text(self) -> str:
@@ -192,6 +145,69 @@ class EngineMetrics(CoreObserver):
         if times.request.sampling.max_tokens is not None:
             self._max_tokens.observe(times.request.sampling.max_tokens)
         self._preemptions.observe(times.num_preemptions)
+
+    def _watch_times(self) -> None:
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN
+        )
+        self._itl = self._histogram("inter_token_latency_seconds", "Token to token.", PER_TOKEN)
+        self._tpot = self._histogram(
+            "request_time_per_output_token_seconds", "Mean time per token after the first.",
+            PER_TOKEN,
+        )  # fmt: skip
+        self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to end.", PER_REQUEST)
+        self._queue = self._histogram(
+            "request_queue_time_seconds", "Arrival to first step.", PER_REQUEST
+        )
+        self._prefill = self._histogram(
+            "request_prefill_time_seconds", "First step to first token.", PER_REQUEST
+        )
+        self._decode = self._histogram(
+            "request_decode_time_seconds", "First to last token.", PER_REQUEST
+        )
+        self._inference = self._histogram(
+            "request_inference_time_seconds", "First step to last token.", PER_REQUEST
+        )
+
+    def _watch_lengths(self, lengths: tuple[float, ...]) -> None:
+        self._prompt_length = self._histogram(
+            "request_prompt_tokens", "Prompt length of finished requests.", lengths
+        )
+        self._output_length = self._histogram(
+            "request_generation_tokens", "Output length of finished requests.", lengths
+        )
+        self._max_tokens = self._histogram(
+            "request_params_max_tokens", "max_tokens of finished requests.", lengths
+        )
+        self._preemptions = self._histogram(
+            "request_num_preemptions", "Preemptions of finished requests.", COUNTS
+        )
+        self._step_tokens = self._histogram(
+            "iteration_tokens_total", "Tokens per step.", STEP_TOKENS
+        )
+
+    def _watch_steps(self) -> None:
+        self._cached = self._counter("prompt_tokens_cached", "Prompt tokens found in the cache.")
+        step_parts = Counter(
+            f"{PREFIX}step_time_seconds", "Time spent in steps, by part.", (*LABELS, "part"),
+            registry=self.registry,
+        )  # fmt: skip
+        self._parts = [step_parts.labels(**self._labels, part=part) for part in PARTS]
+        self.step_seconds = dict.fromkeys(PARTS, 0.0)
+
+    def _watch_http(self) -> None:
+        self._http_requests = Counter(
+            "http_requests", "HTTP requests.", ("method", "handler", "status"),
+            registry=self.registry,
+        )  # fmt: skip
+        self._http_seconds = Histogram(
+            "http_request_duration_seconds", "Until the response was sent.", ("method", "handler"),
+            buckets=HTTP_SECONDS, registry=self.registry,
+        )  # fmt: skip
+        self._refused = Counter(
+            f"{PREFIX}admission_rejections", "Requests refused because queues are full.",
+            ("model_name", "reason"), registry=self.registry,
+        )  # fmt: skip
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         made = Histogram(f"{PREFIX}{name}", text, LABELS, buckets=buckets, registry=self.registry)

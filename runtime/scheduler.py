@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from girih.kernels.errors import EngineError, QueueFullError, RequestError
 from girih.runtime.admission import AdmissionLimits
@@ -28,57 +27,11 @@ from girih.runtime.config import SchedulerConfig
 from girih.runtime.executor import ModelRunnerOutput, NewRequest, RunningUpdate, SchedulerOutput
 from girih.runtime.gate import Gate, OpenGate
 from girih.runtime.kv_cache import KVCacheManager
+from girih.runtime.plan_draft import PlanDraft, PlanInFlight, PlannedTokens
 from girih.runtime.request import EngineOutput, EngineRequest, Request, RequestStatus
 from girih.runtime.waiting_queue import make_waiting_queue
 
 WATERMARK_SHARE = 0.01  # of the blocks stay free for growth when something already runs
-
-
-class PlannedTokens(NamedTuple):
-    """A request's part of one plan: positions [start, end), sampled from if `samples`."""
-
-    request: Request
-    epoch: int
-    start: int
-    end: int
-    samples: bool
-
-
-class PlanInFlight(NamedTuple):
-    """A plan whose result has not come yet."""
-
-    plan: SchedulerOutput
-    parts: list[PlannedTokens]
-
-
-class PlanDraft:
-    """A plan while it is made; a victim's part can still be taken out."""
-
-    __slots__ = ("budget", "has_preempted", "new_requests", "parts", "updates")
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.has_preempted = False
-        self.parts: dict[str, PlannedTokens] = {}
-        self.updates: dict[str, RunningUpdate] = {}
-        self.new_requests: list[NewRequest] = []
-
-    def add(self, request: Request, num_tokens: int) -> None:
-        """Plan the next `num_tokens` tokens of `request` and advance it."""
-        start = request.num_computed_tokens
-        end = request.num_computed_tokens = start + num_tokens
-        samples = end == len(request.token_ids) + request.num_placeholders
-        if samples:
-            request.num_placeholders += 1
-        self.budget -= num_tokens
-        self.parts[request.request_id] = PlannedTokens(request, request.epoch, start, end, samples)
-
-    def take_out(self, request: Request) -> None:
-        """Give back the tokens of a victim that was already planned (only running ones are)."""
-        part = self.parts.pop(request.request_id, None)
-        if part is not None:
-            self.budget += part.end - part.start
-            del self.updates[request.request_id]
 
 
 class Scheduler:

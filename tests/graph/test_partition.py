@@ -19,7 +19,6 @@ from girih.graph.program import (
     StateSpec,
     StateStep,
     TileStep,
-    layout_json,
 )
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -192,7 +191,7 @@ def test_recurrent_layers_are_steps_with_states():
 
 def test_layout_survives_json():
     layout = program_of(tiny_traced("gemma3_text")).layout
-    again = ProgramLayout.from_json(json.loads(layout_json(layout)))
+    again = ProgramLayout.from_json(json.loads(json.dumps(layout.to_json())))
     assert again == layout
     assert again.tile_counts == Counter(layout.tile_counts)
 

@@ -51,7 +51,7 @@ def test_load_is_idempotent_and_exclusive(built, tmp_path):
     same = tmp_path / "same.so"
     same.write_bytes(built.path.read_bytes())
     library.load_library(same)
-    assert library.is_loaded() and library.loaded_path() == built.path.resolve()
+    assert library.is_loaded() and library._loaded == built.path.resolve()
     other = tmp_path / "other.so"
     other.write_bytes(b"something else")
     with pytest.raises(CompileError, match="already uses"):
