@@ -110,7 +110,7 @@ def _mixes_tokens(node: fx.Node) -> str | None:
     if node.target in _ALONG:
         place, default = _ALONG[node.target]
         given = node.args[place] if len(node.args) > place else node.kwargs.get("dim", default)
-        dims = list(range(rank)) if given in (None, ()) else _flat(given)
+        dims = list(range(rank)) if given in (None, (), []) else _flat(given)
         if token_dim in [d % rank for d in dims]:
             return "combines tokens along a step"
     if node.target is aten.slice.Tensor and _cuts(node, token_dim, rank):

@@ -6,8 +6,8 @@
       stop: says so on the pipe ────────────────────▶ ends; killed with its children if it does not
 
 The pipe also ends when the front end's process is killed, so no core outlives its front end. A core
-and the compilers it starts are one process group: signals of a terminal do not reach it, the front
-end decides when it ends.
+is a process group of its own: signals of a terminal do not reach it, the front end decides when it
+ends. What compiles tiles ends with it (`girih.graph.compile_worker`).
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def _read_until_end(pipe: Connection) -> tuple[bool, GirihError | None]:
 
 
 def _kill_group(process: multiprocessing.process.BaseProcess) -> None:
-    """Kill what is left of a core and the compilers it started."""
+    """Kill what is left of a core and its process group."""
     process.kill()
     if process.pid is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -26,6 +26,8 @@ def graph_of(function):
         (lambda x, w: x.cumsum(0), "combines tokens along a step"),
         (lambda x, w: torch.softmax(x, 0), "combines tokens along a step"),
         (lambda x, w: x * x.sum(), "combines all tokens"),
+        (lambda x, w: torch.roll(x, 1), "combines tokens along a step"),
+        (lambda x, w: torch.roll(x, [1], []), "combines tokens along a step"),
         (
             lambda x, w: x + torch.nn.functional.pad(x, (0, 0, 1, 0))[:-1],
             "shifts tokens|takes some",
