@@ -28,6 +28,7 @@ from girih.graph.adaptations import Adaptations, attention_classes
 from girih.graph.checkpoint import open_checkpoint
 from girih.graph.conversions import plan_sources
 from girih.graph.fail_closed import check_captured, writes
+from girih.graph.order import canonical_order
 from girih.graph.progress import Progress, ProgressEvent, no_progress
 from girih.graph.spec import ModelSpec
 from girih.graph.stamp import LayerStamps, StampError
@@ -120,6 +121,8 @@ def trace(spec: ModelSpec, progress: Progress = no_progress) -> Traced:
         exported = _export(_StepModule(model, adaptations.first_position()), spec)
     graph, weights, written = _with_named_weights(exported, model, spec)
     _number_rows_by_position(graph)
+    canonical_order(graph, INPUT_NAMES)
+    weights = WeightPlan([weights.entries[name] for name in _weight_names(graph)])
     constants = _constant_values(model, weights, {**written, **adaptations.constants()})
     symbols = _symbol_names(graph)
     check_captured(graph, spec.architecture)
@@ -281,7 +284,7 @@ def _with_named_weights(
             )
     for node in [n for n in graph.nodes if "weight" in n.meta and not n.users]:
         graph.erase_node(node)
-    used = {n.meta["weight"] for n in graph.nodes if "weight" in n.meta}
+    used = set(_weight_names(graph))
     output = next(n for n in graph.nodes if n.op == "output")
     output.args = (output.args[0][0],)
     return graph, plan.restrict(used), {n: v for n, v in constants.items() if n in used}
@@ -360,6 +363,11 @@ def _number_rows_by_position(graph: fx.Graph) -> None:
             cast.meta = {**node.meta, "val": value}
             node.replace_all_uses_with(cast)
             graph.erase_node(node)
+
+
+def _weight_names(graph: fx.Graph) -> list[str]:
+    """Names of the weights, in the graph's order."""
+    return [n.meta["weight"] for n in graph.nodes if "weight" in n.meta]
 
 
 def _symbol_names(graph: fx.Graph) -> dict[str, str]:

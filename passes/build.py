@@ -345,6 +345,7 @@ _DECIDING = (
     "graph/inductor.py",
     "graph/mask_request.py",
     "graph/opaque.py",
+    "graph/order.py",
     "graph/partition.py",
     "graph/program.py",
     "graph/recurrent_functions.py",
