@@ -19,7 +19,7 @@ import torch
 
 from girih.graph.bundle import Bundle, tile_graph
 from girih.graph.executable import Executable, StepInputs
-from girih.graph.inductor import eager_tile
+from girih.graph.inductor import TileFn, eager_tile
 from girih.graph.tile_file import read_tile
 from girih.kernels.errors import BundleError
 
@@ -94,17 +94,28 @@ def _expected(
     tiles = {
         k: eager_tile(read_tile(tile_graph(bundle.path, k))) for k in bundle.layout.tile_counts
     }
-    eager = Executable(
+    eager = executable_for_canary(executable, bundle, weights, tiles, "reference")
+    return _answer(eager, prompt)
+
+
+def executable_for_canary(
+    like: Executable,
+    bundle: Bundle,
+    weights: dict[str, torch.Tensor],
+    tiles: dict[str, TileFn],
+    attention: str | None,
+) -> Executable:
+    """The program of `bundle` bound to `tiles`, with the few KV blocks that a canary needs."""
+    return Executable(
         bundle.layout,
         tiles,
         weights,
-        _blocks(executable.block_size) + 1,
-        executable.block_size,
-        executable.dtype,
-        "reference",
-        executable.num_state_slots,
+        _blocks(like.block_size) + 1,
+        like.block_size,
+        like.dtype,
+        attention,
+        like.num_state_slots,
     )
-    return _answer(eager, prompt)
 
 
 def _answer(executable: Executable, prompt: tuple[int, ...]) -> Canary:

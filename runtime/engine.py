@@ -40,6 +40,25 @@ BLOCKED_SECONDS = 0.01  # a step without a plan waits so long for what requests 
 PLANS_IN_FLIGHT = 2  # with asynchronous scheduling: one that runs, one behind it
 
 
+class CompileState(msgspec.Struct, frozen=True):
+    """How far compiling beside a serving engine is.
+
+    Attributes:
+        phase: "compiling", "checking" (the canary runs), "done", or "failed": eager pieces answer
+            where no compiled tile was taken in, or everywhere when the canary failed.
+        tiles: compiled tiles that the engine runs.
+        total_tiles: distinct tiles of the model.
+        seconds: since the build began; until its end once it is over.
+        detail: why it failed, or how the canary went.
+    """
+
+    phase: str
+    tiles: int
+    total_tiles: int
+    seconds: float
+    detail: str = ""
+
+
 class EngineStats(msgspec.Struct, frozen=True):
     """Counters since the start, and the state now.
 
@@ -57,6 +76,8 @@ class EngineStats(msgspec.Struct, frozen=True):
         run_seconds: time spent in the runner.
         update_seconds: time spent digesting results.
         kv_cache: the KV cache's counters.
+        recompiles: tiles this process compiled after the engine was ready; serving never does.
+        compiling: of a build behind the serving engine, None when there was none.
     """
 
     num_running: int
@@ -72,6 +93,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     run_seconds: float
     update_seconds: float
     kv_cache: KVCacheStats
+    recompiles: int = 0
+    compiling: CompileState | None = None
 
 
 class EngineCore:
@@ -85,6 +108,9 @@ class EngineCore:
     Attributes:
         failure: why the core died, or None while it lives.
         observers: told what the core does.
+        chore: called with the core before it plans, about once a second while it is idle.
+        compile_state: tells how far a build behind the serving engine is.
+        count_recompiles: tells how many tiles were compiled since the engine was ready.
     """
 
     def __init__(
@@ -94,6 +120,9 @@ class EngineCore:
         self.runner = runner
         self.failure: str | None = None
         self.observers: list[CoreObserver] = []
+        self.chore: Callable[[EngineCore], None] | None = None
+        self.compile_state: Callable[[], CompileState] | None = None
+        self.count_recompiles: Callable[[], int] = lambda: 0
         self._queue: PlanQueue = (
             ThreadedPlanQueue(runner) if async_scheduling else InlinePlanQueue(runner)
         )
@@ -106,6 +135,11 @@ class EngineCore:
         self._num_failed_steps = 0
         self._failures_in_a_row = 0
         self._seconds = [0.0, 0.0, 0.0]  # schedule, run, update
+
+    @property
+    def is_running(self) -> bool:
+        """Whether plans are in flight."""
+        return bool(self._planned)
 
     def add_request(self, request: EngineRequest) -> None:
         """Queue a request.
@@ -150,6 +184,8 @@ class EngineCore:
 
     def plan_ahead(self) -> bool:
         """Make plans until as many are in flight as may be; whether any is."""
+        if self.chore is not None:
+            self.chore(self)
         while len(self._planned) < self._max_in_flight and not self._is_paused:
             begun = time.monotonic()
             plan = self.scheduler.schedule()
@@ -222,6 +258,13 @@ class EngineCore:
         """Forget all cached prefixes (for example after the weights changed)."""
         self.scheduler.kv_cache.reset_prefix_cache()
 
+    def recompute(self) -> None:
+        """Forget what the model computed: plans, KV and cached prefixes. Tokens given out stay."""
+        if self._planned:
+            self._void_plans()
+        self.scheduler.preempt_requests([r.request_id for r in self.scheduler.running])
+        self.reset_prefix_cache()
+
     def stats(self) -> EngineStats:
         """Counters up to now."""
         scheduler = self.scheduler
@@ -239,6 +282,8 @@ class EngineCore:
             run_seconds=self._seconds[1],
             update_seconds=self._seconds[2],
             kv_cache=scheduler.kv_cache.stats(),
+            recompiles=self.count_recompiles(),
+            compiling=self.compile_state() if self.compile_state is not None else None,
         )
 
     def check_integrity(self) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from girih.graph.bundle import Bundle
 from girih.graph.checkpoint import open_checkpoint
+from girih.graph.compile_count import COMPILES
 from girih.graph.executable import Executable, kv_bytes_per_block, state_bytes_per_request
 from girih.graph.inductor import TileFn, eager_tile, load_tile
 from girih.graph.partition import Program
@@ -29,18 +30,19 @@ from girih.graph.weights import load_weights
 from girih.kernels.errors import ConfigError
 from girih.kernels.library import load_library
 from girih.kernels.target import Target, require_runnable, resolve_target
-from girih.passes.background import BackgroundBuild, BuildObserver
+from girih.passes.background import BuildObserver
 from girih.passes.build import bundle_key, find_or_build, lower_and_partition
 from girih.passes.prepare import prepare
 from girih.runtime.batch import PersistentBatch
 from girih.runtime.cache_size import plan_cache
-from girih.runtime.canary import check_canary
+from girih.runtime.canary import check_canary, executable_for_canary
 from girih.runtime.config import EngineConfig
 from girih.runtime.engine import EngineCore
 from girih.runtime.kv_cache import KVCacheManager
 from girih.runtime.messages import EngineFacts
 from girih.runtime.model_runner import CompiledModelRunner
 from girih.runtime.scheduler import Scheduler
+from girih.runtime.serving_build import ServingBuild
 from girih.runtime.step_trace import StepTracer
 from girih.runtime.structured.rows import GrammarRows
 from girih.runtime.structured.store import GrammarStore
@@ -140,7 +142,7 @@ class _Compiled:
     key: str
     attention: str | None
     bundle: Bundle | None = None
-    build: BackgroundBuild | None = None
+    build: ServingBuild | None = None
 
 
 def build_engine(config: EngineConfig, progress: Progress = no_progress) -> EngineHandle:
@@ -165,6 +167,7 @@ def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engi
         compiled = start.from_bundle()
     executable = start.bind(compiled)
     core = start.core(executable)
+    _watch_compiling(core, executable, compiled.build)
     return EngineHandle(
         core, spec, model.name or spec.name, compiled.key, start.max_model_len, report
     )
@@ -276,7 +279,7 @@ class _Start:
 
     def while_compiling(self) -> _Compiled:
         """Load the bundle's code, or start with eager pieces when it must be built first."""
-        build = BackgroundBuild(self._find, self.progress)
+        build = ServingBuild(self._find, self.progress)
         program = self.report.timed("trace and lower", build.program)
         if program is None:
             bundle, self.report.bundle = build.result()
@@ -349,11 +352,21 @@ class _Start:
         bundle, vocab_size = compiled.bundle, self.spec.vocab_size
         if compiled.build:
             _take_in_between_steps(executable, compiled.build)
+            compiled.build.serve(
+                compiled.tiles, lambda b: self._check_beside(executable, b, weights)
+            )
         if bundle:
             self.report.canary = self.report.timed(
                 "canary", lambda: check_canary(executable, bundle, weights, vocab_size)
             )
         return executable
+
+    def _check_beside(
+        self, executable: Executable, bundle: Bundle, weights: dict[str, torch.Tensor]
+    ) -> str:
+        """The canary of a bundle while `executable` serves, with KV blocks of its own."""
+        beside = executable_for_canary(executable, bundle, weights, _load_tiles(bundle), None)
+        return check_canary(beside, bundle, weights, self.spec.vocab_size)
 
     def _weights(self, compiled: _Compiled) -> dict[str, torch.Tensor]:
         with open_checkpoint(self.spec.files) as checkpoint:
@@ -392,7 +405,18 @@ def _require_decoder(layout: ProgramLayout, spec: ModelSpec) -> None:
         )
 
 
-def _take_in_between_steps(executable: Executable, build: BackgroundBuild) -> None:
+def _watch_compiling(core: EngineCore, executable: Executable, build: ServingBuild | None) -> None:
+    """Let the core tell how a build behind it gets on, and what else this process compiles."""
+    ready = COMPILES.total
+    core.count_recompiles = lambda: COMPILES.total - ready
+    if build is not None:
+        started = build.compiles_at_start
+        core.count_recompiles = lambda: max(0, COMPILES.total - started - build.state().total_tiles)
+        core.compile_state = build.state
+        core.chore = lambda core: build.tend(core, executable)
+
+
+def _take_in_between_steps(executable: Executable, build: ServingBuild) -> None:
     def before_step() -> None:
         if not build.take_in(executable):
             executable.before_step = None

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from girih.runtime.engine import EngineCore, EngineStats
+from girih.runtime.engine import CompileState, EngineCore, EngineStats
 from girih.runtime.observers import CoreObserver, RequestClock, RequestTimes, StepReport
 from girih.runtime.request import EngineOutput, EngineRequest
 
@@ -247,6 +247,7 @@ class _StatsCollector(Collector):
             ("num_requests_waiting", "Requests in the queue.", stats.num_waiting),
             ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", cache.usage),
             ("kv_cache_blocks", "KV blocks in all.", cache.num_blocks),
+            *_compile_gauges(stats.compiling),
         ):
             gauge = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=self._names)
             gauge.add_metric(self._values, value)
@@ -260,6 +261,7 @@ class _StatsCollector(Collector):
             ("kv_cache_evictions", "Cached blocks given up.", cache.num_evictions),
             ("steps", "Steps that ran.", stats.num_steps),
             ("failed_steps", "Steps whose runner raised.", stats.num_failed_steps),
+            ("recompiles_after_ready", "Tiles compiled while serving.", stats.recompiles),
         ):
             counter = CounterMetricFamily(f"{PREFIX}{name}", text, labels=self._names)
             counter.add_metric(self._values, value)
@@ -271,3 +273,13 @@ class _StatsCollector(Collector):
         for reason in sorted({"stop", "length", "abort", "error"} | set(stats.finished)):
             finished.add_metric((*self._values, reason), stats.finished.get(reason, 0))
         yield finished
+
+
+def _compile_gauges(state: CompileState | None) -> Iterator[tuple[str, str, float]]:
+    """Gauges of a build behind the serving engine: name, text, value."""
+    if state is not None:
+        yield "compile_tiles", "Compiled tiles that the engine runs.", state.tiles
+        yield "compile_tiles_wanted", "Distinct tiles of the model.", state.total_tiles
+        yield "compile_seconds", "How long the build took, so far or in all.", state.seconds
+        failed = state.phase == "failed"
+        yield "compile_failed", "1 when eager pieces answer because compiling failed.", failed

@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from girih.kernels.errors import EngineError, RequestError
 from girih.runtime.messages import Admission
 from girih.runtime.request import EngineOutput, EngineRequest
@@ -177,6 +179,11 @@ class AsyncEngine:
             GirihError: it refused, failed, or is not there.
         """
         return await self._link.call(method, **arguments)
+
+    async def stats(self) -> dict[str, Any]:
+        """Return the core's `EngineStats` as plain data; raises as `call`."""
+        stats: dict[str, Any] = msgspec.to_builtins(await self._link.call("stats"))
+        return stats
 
     def health(self, stall_seconds: float) -> EngineHealth:
         """Say whether the engine lives and its running step is not stuck."""

@@ -18,6 +18,7 @@ from girih.runtime.messages import AbortRequests, AddRequest, Admission, Answer,
 from girih.runtime.request import EngineOutput
 
 MAILBOX_LIMIT = 65536
+CHORE_SECONDS = 0.5  # between looks of an idle core at its chore
 
 Record = Admission | Answer | EngineOutput
 
@@ -102,13 +103,16 @@ class EngineThread:
     def _serve_once(self) -> bool:
         with self._wake:
             while not (self._mailbox or self._closing or self._core.has_work()):
-                self._wake.wait()
+                if not self._wake.wait(self._idle_seconds()):
+                    break
             if self._closing:
                 return False
             commands = list(self._mailbox)
             self._mailbox.clear()
         for command in commands:
             self._handle(command)
+        if not commands and not self._core.has_work():
+            self._core.plan_ahead()  # nothing to plan: its chore
         if self._core.has_work():
             self._step_started = time.monotonic()
             outputs = self._core.step()
@@ -118,6 +122,9 @@ class EngineThread:
             if self._core.failure is not None:
                 raise EngineError(self._core.failure)
         return True
+
+    def _idle_seconds(self) -> float | None:
+        return None if self._core.chore is None else CHORE_SECONDS
 
     def _handle(self, command: AddRequest | AbortRequests | Call) -> None:
         if isinstance(command, AbortRequests):

@@ -39,7 +39,7 @@ async def ready(request: Request) -> Response:
     """200 when requests are answered; 503 with progress until then."""
     state = _state(request)
     if state.is_ready:
-        return json_response(state.readiness())
+        return json_response({**state.readiness(), **await state.engine_readiness()})
     return json_response(state.readiness(), 503, {"retry-after": str(RETRY_SECONDS)})
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from fastapi import Request
 
 from girih.graph.progress import ProgressEvent
+from girih.kernels.errors import EngineError
 from girih.serve.api.bodies import BodyType, read_body
 from girih.serve.api.errors import RETRY_SECONDS, ApiError
 from girih.serve.api.http_metrics import HttpSeen
@@ -17,6 +20,8 @@ from girih.serve.async_engine import AsyncEngine
 from girih.serve.config import ServeConfig
 from girih.serve.sampling_defaults import SamplingDefaults
 from girih.serve.tokenizer import Tokenizer
+
+ENGINE_SECONDS = 1.0  # a probe waits no longer for a step to end
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,7 @@ class ServerState:
         self._event: ProgressEvent | None = None
         self._started = time.monotonic()
         self._ready_after: float | None = None
+        self._stats: dict[str, Any] = {}  # the engine's, as it told them last
 
     def on_progress(self, event: ProgressEvent) -> None:
         """Note how far building is (called from the building thread)."""
@@ -119,6 +125,20 @@ class ServerState:
         if self.status != "ready" or self.served is None:
             return False
         return self.served.engine.health(self.config.stall_seconds).ready
+
+    async def engine_readiness(self) -> dict[str, Any]:
+        """Return what the engine adds to the body of /ready: how far compiling behind it is.
+
+        An engine that does not answer soon is described as it was before.
+        """
+        assert self.served is not None, "asked of a server that is ready"
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(ENGINE_SECONDS):
+                self._stats = await self.served.engine.stats()
+        compiling = self._stats.get("compiling")
+        if not compiling:
+            return {}
+        return {"compiling": {k: v for k, v in compiling.items() if k != "detail"}}
 
     def health(self) -> tuple[bool, str]:
         """Return (whether the process makes progress, why not)."""

@@ -55,9 +55,19 @@ function ratesBetween(before, after) {
   return { out: per("num_generated_tokens"), in: per("num_prompt_tokens") };
 }
 
+/** How far compiling behind a serving engine is, in the shape of a start. */
+function compilingOf(status) {
+  const state = status.engine?.compiling;
+  if (!state || state.phase === "done") return null;
+  const { phase, tiles, total_tiles, seconds, detail } = state;
+  const text = phase === "compiling" ? "tiles run compiled" : detail;
+  return { stage: phase, done: tiles, total: total_tiles, seconds, detail: text };
+}
+
 function drawStart(status) {
   const card = byId("start-card");
-  card.hidden = status.status === "ready";
+  if (status.status === "ready") status = compilingOf(status);
+  card.hidden = status === null;
   if (card.hidden) return;
   byId("start-stage").textContent = status.stage ?? status.status;
   const bar = byId("start-bar");

@@ -1,0 +1,219 @@
+"""A build behind a serving engine: how far it is, its canary, and what a failing one does."""
+
+import dataclasses
+import functools
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support_models import opt_o2, tiny_model, tiny_traced
+
+import girih.passes.background as background
+from girih.graph.checkpoint import open_checkpoint
+from girih.graph.compile_count import COMPILES
+from girih.graph.executable import Executable
+from girih.graph.inductor import eager_tile
+from girih.graph.sources import resolve_source
+from girih.graph.tile_file import write_tile
+from girih.graph.weights import load_weights
+from girih.kernels.errors import CompileError
+from girih.kernels.target import Target, detect_isa
+from girih.passes.background import Part
+from girih.passes.build import lower_and_partition
+from girih.runtime.canary import check_canary, executable_for_canary
+from girih.runtime.launch import _watch_compiling
+from girih.runtime.serving_build import ServingBuild
+
+VOCAB, BLOCK, WAIT = 424, 16, 30
+
+
+@dataclasses.dataclass
+class SmallBundle:
+    """What the canary and the build read of a bundle."""
+
+    path: Path
+    layout: object
+
+
+@functools.cache
+def program():
+    target = Target("cpu", detect_isa(), 2, "g++")
+    return lower_and_partition(tiny_traced("llama"), opt_o2(), target)[1]
+
+
+@functools.cache
+def weights():
+    with open_checkpoint(resolve_source(str(tiny_model("llama")))) as checkpoint:
+        return load_weights(program().weights, checkpoint, program().constants, detect_isa())
+
+
+def pieces():
+    return {key: eager_tile(tile.graph) for key, tile in program().tiles.items()}
+
+
+class Compiled:
+    """Stands for a tile's compiled code; `factor` 1 computes what it should."""
+
+    def __init__(self, key, factor):
+        self._right, self._factor = pieces()[key], factor
+
+    def __call__(self, inputs):
+        return [value * self._factor for value in self._right(inputs)]
+
+
+class Setting:
+    """An engine's executable on eager pieces, and a build whose parts appear when told to."""
+
+    def __init__(self, folder, monkeypatch, factor=1.0, error=None):
+        self.may_build, self.may_end = threading.Event(), threading.Event()
+        (folder / "tiles").mkdir()
+        for key, tile in program().tiles.items():
+            write_tile(tile.graph, folder / "tiles" / f"{key}.json")
+        self.bundle = SmallBundle(folder, program().layout)
+        self.error, self.folder = error, folder
+        self.code = {key: Compiled(key, factor) for key in program().tiles}
+        monkeypatch.setattr(background, "load_tile", lambda path: self.code[path.name])
+        monkeypatch.setattr(background, "load_library", lambda path: None)
+        self.pieces = pieces()
+        self.executable = Executable(
+            program().layout, dict(self.pieces), weights(), 5, BLOCK, torch.float32, "reference"
+        )
+        self.build = ServingBuild(self.work, lambda event: None)
+        self.core = SimpleNamespace(is_running=False, recomputed=0, recompute=self.recompute)
+        _watch_compiling(self.core, self.executable, self.build)
+        self.build.program()
+        self.build.serve(self.pieces, self.check)
+
+    def work(self, observer, progress):
+        observer.split(program())
+        COMPILES.note(len(program().tiles))
+        assert self.may_build.wait(WAIT)
+        if self.error:
+            raise self.error
+        for name in (*program().tiles, "kernels.so"):
+            (self.folder / name).touch()
+            observer.finished(Part(None if name == "kernels.so" else name, self.folder / name))
+        assert self.may_end.wait(WAIT)
+        return self.bundle, "built"
+
+    def check(self, bundle):
+        beside = executable_for_canary(
+            self.executable, bundle, weights(), dict(self.code), "reference"
+        )
+        return check_canary(beside, bundle, weights(), VOCAB)
+
+    def recompute(self):
+        self.core.recomputed += 1
+
+    def tend_until(self, phase):
+        """Let an idle core look after its chore until the build is in `phase`."""
+        deadline = threading.Event()
+        for _ in range(WAIT * 100):
+            if self.core.chore is not None:
+                self.core.chore(self.core)
+            if self.build.state().phase == phase:
+                return self.build.state()
+            deadline.wait(0.01)
+        raise AssertionError(self.build.state())
+
+    @property
+    def running(self):
+        """Keys of the tiles that run compiled."""
+        return {k for k, tile in self.executable._tiles.items() if tile is self.code[k]}
+
+
+def test_an_idle_engine_takes_tiles_in_and_the_canary_runs(tmp_path, monkeypatch):
+    setting = Setting(tmp_path, monkeypatch)
+    total = len(program().tiles)
+    before = setting.tend_until("compiling")
+    assert (before.tiles, before.total_tiles) == (0, total)
+    setting.may_build.set()
+    while setting.build.state().tiles < total:
+        setting.tend_until("compiling")
+    assert setting.running == set(program().tiles)
+    setting.may_end.set()
+    done = setting.tend_until("done")
+    assert "canary 12 tokens as eager code, recorded" in done.detail
+    assert done.seconds == setting.build.state().seconds > 0  # the clock stands still
+    assert setting.core.chore is None
+    assert setting.core.recomputed == 0
+    assert setting.core.count_recompiles() == 0
+
+
+def test_a_failing_canary_brings_the_eager_pieces_back(tmp_path, monkeypatch, caplog):
+    setting = Setting(tmp_path, monkeypatch, factor=1.05)
+    setting.may_build.set()
+    while setting.build.state().tiles < len(program().tiles):
+        setting.tend_until("compiling")
+    setting.may_end.set()
+    setting.tend_until("failed")
+    while setting.core.chore is not None:
+        setting.core.chore(setting.core)
+    state = setting.build.state()
+    assert (state.phase, state.tiles) == ("failed", 0)
+    assert "fails its canary" in state.detail
+    assert setting.running == set()
+    assert {c.backend.name for c in setting.executable.backends} == {"reference"}
+    assert setting.core.recomputed == 1
+    assert "COMPILED CODE IS REJECTED" in caplog.text
+    assert not setting.build.take_in(setting.executable)
+
+
+def test_a_running_engine_is_tended_by_its_steps(tmp_path, monkeypatch):
+    setting = Setting(tmp_path, monkeypatch)
+    setting.core.is_running = True
+    setting.may_build.set()
+    setting.may_end.set()
+    setting.core.chore(setting.core)
+    assert setting.running == set()
+    while setting.build.take_in(setting.executable):
+        pass
+    assert setting.running == set(program().tiles)
+    assert setting.build.state().phase == "done"
+
+
+def test_a_build_that_fails_says_so(tmp_path, monkeypatch):
+    setting = Setting(tmp_path, monkeypatch, error=CompileError("no compiler"))
+    setting.may_build.set()
+    state = setting.tend_until("failed")
+    assert (state.tiles, state.detail) == (0, "no compiler")
+    setting.tend_until("failed")
+    assert setting.core.recomputed == 0
+
+
+def test_compiling_while_serving_is_counted(tmp_path, monkeypatch):
+    setting = Setting(tmp_path, monkeypatch)
+    setting.may_build.set()
+    setting.may_end.set()
+    setting.tend_until("done")
+    COMPILES.note(2)
+    assert setting.core.count_recompiles() == 2
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_recomputing_changes_no_token(new_core, async_scheduling):
+    from support_core import collect, make_request, run_to_end
+
+    def add(core):
+        for name in "abc":
+            core.add_request(make_request(name, 20, max_tokens=30))
+
+    plain = new_core(async_scheduling=async_scheduling)
+    add(plain)
+    expected = {name: entry.tokens for name, entry in run_to_end(plain).items()}
+    core = new_core(async_scheduling=async_scheduling)
+    add(core)
+    collected = {}
+    for step in range(500):
+        if not core.has_work():
+            break
+        collect(collected, core.step())
+        if step in (0, 7, 12):
+            core.recompute()
+            core.check_integrity()
+    assert {name: entry.tokens for name, entry in collected.items()} == expected
+    assert core.stats().num_preemptions > 0
+    plain.close()
+    core.close()
