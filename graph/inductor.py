@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 import girih.kernels.ops  # registers the ops that tiles call  # noqa: F401
 from girih.graph.trace import MAX_STEP_TOKENS
 from girih.kernels.errors import BundleError, CompileError
+from girih.kernels.library import LEAN_HEADERS
 from girih.kernels.target import Target, resolve_target
 
 TileFn = Callable[[list[torch.Tensor]], list[torch.Tensor]]
@@ -212,22 +213,26 @@ def _example_inputs(
 
 @contextlib.contextmanager
 def _lean_headers() -> Iterator[None]:
-    """Have g++ find `aoti_include/` first, if torch's header is the one it was written for."""
-    torch_headers = Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_runtime"
-    header = torch_headers / "model_base.h"
-    text = header.read_text() if header.exists() else ""
-    if text.count("std::regex") != 2 or _DEVICE_EXPRESSION not in text:
-        yield
-        return
+    """Have g++ find headers first that it reads faster than the system's."""
+    folders = [LEAN_HEADERS]
+    if _is_known(Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_runtime"):
+        folders.append(Path(__file__).parent / "aoti_include")
     before = os.environ.get("CPLUS_INCLUDE_PATH")
-    ours = str(Path(__file__).parent / "aoti_include")
-    os.environ["CPLUS_INCLUDE_PATH"] = f"{ours}:{before}" if before else ours
+    paths = [*map(str, folders), *([before] if before else [])]
+    os.environ["CPLUS_INCLUDE_PATH"] = os.pathsep.join(paths)
     try:
         yield
     finally:
         del os.environ["CPLUS_INCLUDE_PATH"]
         if before:
             os.environ["CPLUS_INCLUDE_PATH"] = before
+
+
+def _is_known(runtime_headers: Path) -> bool:
+    """Whether torch's header is the one that `aoti_include/` was written for."""
+    header = runtime_headers / "model_base.h"
+    text = header.read_text() if header.exists() else ""
+    return text.count("std::regex") == 2 and _DEVICE_EXPRESSION in text
 
 
 @contextlib.contextmanager

@@ -50,34 +50,44 @@ def tile_to_json(graph: fx.Graph) -> dict[str, Any]:
     return {"inputs": inputs, "calls": calls, "outputs": outputs}
 
 
-def tile_from_json(data: dict[str, Any], device: str = "cpu") -> fx.Graph:
-    """Decode a graph; every node gets its `meta["val"]` again, inputs on `device`.
+def tile_from_json(data: dict[str, Any], device: str = "cpu", shapes: bool = True) -> fx.Graph:
+    """Decode a graph.
+
+    Args:
+        data: what `tile_to_json` made.
+        device: of the inputs.
+        shapes: give every node its `meta["val"]` again. It takes about a second for a tile and
+            is not needed to run the graph.
 
     Raises:
         BundleError: an operator that this build of torch and girih does not have.
     """
     graph = fx.Graph()
-    nodes: list[fx.Node] = []
-    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    sizes = _SymbolicSizes(mode)
-    for number, row in enumerate(data["inputs"]):
-        node = graph.placeholder(f"x{number}")
-        node.meta["val"] = sizes.tensor(row, device)
-        nodes.append(node)
+    nodes = [graph.placeholder(f"x{number}") for number in range(len(data["inputs"]))]
     for row in data["calls"]:
         args = _decode(row["args"], nodes)
         kwargs = {k: _decode(v, nodes) for k, v in row.get("kwargs", {}).items()}
-        node = graph.call_function(_op(row["op"]), tuple(args), kwargs)
+        nodes.append(graph.call_function(_op(row["op"]), tuple(args), kwargs))
+    outputs = data["outputs"]
+    result = nodes[outputs] if isinstance(outputs, int) else tuple(nodes[i] for i in outputs)
+    graph.output(result).meta["val"] = None
+    if shapes:
+        _infer_shapes(nodes, data["inputs"], device)
+    return graph
+
+
+def _infer_shapes(nodes: list[fx.Node], inputs: list[dict[str, Any]], device: str) -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    sizes = _SymbolicSizes(mode)
+    for node, row in zip(nodes, inputs, strict=False):
+        node.meta["val"] = sizes.tensor(row, device)
+    for node in nodes[len(inputs) :]:
+        assert callable(node.target), "only inputs are not calls"
         with mode:
             node.meta["val"] = node.target(
                 *fx.node.map_arg(node.args, lambda n: n.meta["val"]),
                 **fx.node.map_arg(node.kwargs, lambda n: n.meta["val"]),
             )
-        nodes.append(node)
-    outputs = data["outputs"]
-    result = nodes[outputs] if isinstance(outputs, int) else tuple(nodes[i] for i in outputs)
-    graph.output(result).meta["val"] = None
-    return graph
 
 
 def write_tile(graph: fx.Graph, path: Path) -> None:
@@ -85,9 +95,9 @@ def write_tile(graph: fx.Graph, path: Path) -> None:
     path.write_text(json.dumps(tile_to_json(graph), indent=0))
 
 
-def read_tile(path: Path) -> fx.Graph:
-    """Read a tile graph from a file."""
-    return tile_from_json(json.loads(path.read_text()))
+def read_tile(path: Path, shapes: bool = True) -> fx.Graph:
+    """Read a tile graph from a file; see `tile_from_json`."""
+    return tile_from_json(json.loads(path.read_text()), shapes=shapes)
 
 
 def _encode_input(value: torch.Tensor) -> dict[str, Any]:

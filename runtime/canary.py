@@ -92,7 +92,8 @@ def _expected(
 ) -> Canary:
     """The same program on eager tiles and reference attention, with a few KV blocks of its own."""
     tiles = {
-        k: eager_tile(read_tile(tile_graph(bundle.path, k))) for k in bundle.layout.tile_counts
+        key: eager_tile(read_tile(tile_graph(bundle.path, key), shapes=False))
+        for key in bundle.layout.tile_counts
     }
     eager = executable_for_canary(executable, bundle, weights, tiles, "reference")
     return _answer(eager, prompt)

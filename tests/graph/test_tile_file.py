@@ -23,11 +23,12 @@ def test_tiles_of_models(kind, dtype, tmp_path):
         assert graph_text(again) == tile.text
 
 
-def test_same_results():
+@pytest.mark.parametrize("shapes", [True, False])
+def test_same_results(shapes):
     program = program_of(tiny_traced("llama"))
     for tile in program.tiles.values():
         inputs = [_filled(n.meta["val"]) for n in tile.graph.find_nodes(op="placeholder")]
-        again = tile_from_json(json.loads(json.dumps(tile_to_json(tile.graph))))
+        again = tile_from_json(json.loads(json.dumps(tile_to_json(tile.graph))), shapes=shapes)
         for got, wanted in zip(
             eager_tile(again)(inputs), eager_tile(tile.graph)(inputs), strict=True
         ):

@@ -107,3 +107,17 @@ def test_digest_covers_sources_and_flags(monkeypatch):
     assert before == library.source_digest() and len(before) == 64
     monkeypatch.setattr(library, "COMMON_FLAGS", (*library.COMMON_FLAGS, "-DX"))
     assert library.source_digest() != before
+
+
+@pytest.mark.parametrize(("level", "whole"), [("v3", False), ("v4", True)])
+def test_lean_headers_serve_avx2_only(level, whole):
+    command = [library.require_compiler(), f"-march=x86-64-{level}", f"-I{library.LEAN_HEADERS}"]
+    macros = subprocess.run(
+        [*command, "-dM", "-E", "-x", "c++", "-"],
+        input="#include <immintrin.h>\n#include <immintrin.h>\n",
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "_AVX2INTRIN_H_INCLUDED" in macros and "_FMAINTRIN_H_INCLUDED" in macros
+    assert ("_AVX512FINTRIN_H_INCLUDED" in macros) is whole
