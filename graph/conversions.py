@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -77,29 +77,46 @@ class _Group:
     names: list[str]
 
 
-def _groups(model: Any, checkpoint: Checkpoint) -> list[tuple[str, Any, list[str]]]:
-    """(model tensor, converter or None, checkpoint names), in checkpoint order."""
+def model_names(model: Any, names: Iterable[str]) -> dict[str, tuple[str, str | None]]:
+    """What transformers calls checkpoint tensors in a model.
+
+    Args:
+        model: the model on the meta device.
+        names: of checkpoint tensors, from any version of transformers that it can load.
+
+    Returns:
+        By checkpoint name: the model's tensor, and the pattern of the converter that makes it
+        (None: a plain copy). Names that mean nothing to the model are left out.
+    """
     from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import (
-        WeightConverter,
-        WeightRenaming,
-        dot_natural_key,
-        rename_source_key,
-    )
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
     mappings = get_model_conversion_mapping(model)
     renamings = [m for m in mappings if isinstance(m, WeightRenaming)]
     converters = [m for m in mappings if isinstance(m, WeightConverter)]
-    by_pattern = {p: m for m in converters for p in m.source_patterns}
     known = model.state_dict()
     prefix = model.base_model_prefix
-    groups: dict[str, _Group] = {}
-    for name in sorted(checkpoint.names(), key=dot_natural_key):
+    found: dict[str, tuple[str, str | None]] = {}
+    for name in names:
         target, pattern = rename_source_key(name, renamings, converters, prefix, known)
         if target not in known and name in known:
             target, pattern = rename_source_key(name, [], [], prefix, known)
-        if target not in known:
-            continue
+        if target in known:
+            found[name] = (target, pattern)
+    return found
+
+
+def _groups(model: Any, checkpoint: Checkpoint) -> list[tuple[str, Any, list[str]]]:
+    """(model tensor, converter or None, checkpoint names), in checkpoint order."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, dot_natural_key
+
+    mappings = get_model_conversion_mapping(model)
+    converters = [m for m in mappings if isinstance(m, WeightConverter)]
+    by_pattern = {p: m for m in converters for p in m.source_patterns}
+    names = sorted(checkpoint.names(), key=dot_natural_key)
+    groups: dict[str, _Group] = {}
+    for name, (target, pattern) in model_names(model, names).items():
         mapping = None if pattern is None else deepcopy(by_pattern[pattern])
         group = groups.setdefault(target, _Group(mapping, []))
         if group.mapping is not None:

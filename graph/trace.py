@@ -115,7 +115,7 @@ def trace(spec: ModelSpec, progress: Progress = no_progress) -> Traced:
     """
     started = time.perf_counter()
     progress(ProgressEvent("trace", 0, None, f"import {spec.architecture}"))
-    model = _build_on_meta(spec)
+    model = build_on_meta(spec)
     progress(ProgressEvent("trace", 0, None, spec.architecture))
     with Adaptations(model) as adaptations, capture.Capture(model):
         exported = _export(_StepModule(model, adaptations.first_position()), spec)
@@ -140,7 +140,12 @@ def node_origin(node: fx.Node) -> str:
     return f"{origin} < {made_by}" if made_by else origin
 
 
-def _build_on_meta(spec: ModelSpec) -> torch.nn.Module:
+def build_on_meta(spec: ModelSpec) -> torch.nn.Module:
+    """The model of `spec` without weights or memory, in evaluation mode.
+
+    Raises:
+        TraceError: transformers cannot build it.
+    """
     from transformers import AutoConfig
 
     capture.register()
@@ -263,7 +268,7 @@ def _with_named_weights(
     constants: dict[str, torch.Tensor] = {}
     persistent = set(model.state_dict().keys())
     tied = dict(getattr(model, "all_tied_weights_keys", None) or {})
-    sources = _sources(model, spec)
+    sources = tensor_sources(model, spec)
     graph = exported.graph
     plan = WeightPlan()
     inputs = list(INPUT_NAMES)
@@ -314,7 +319,7 @@ def _name_weight(
     plan.add(WeightEntry(name, form, tuple(value.shape), dtype, (sources.get(name, name),)))
 
 
-def _sources(model: torch.nn.Module, spec: ModelSpec) -> dict[str, Source]:
+def tensor_sources(model: torch.nn.Module, spec: ModelSpec) -> dict[str, Source]:
     """Where the checkpoint keeps each tensor of the model, tied ones under either name."""
     with open_checkpoint(spec.files) as checkpoint:
         sources = plan_sources(model, checkpoint, spec.dtype)

@@ -80,6 +80,13 @@ class WeightPlan:
         """A plan of only the entries in `names` (the ones a graph still uses)."""
         return WeightPlan([e for e in self.entries.values() if e.name in names])
 
+    def checkpoint_names(self) -> list[str]:
+        """Every checkpoint tensor that is read to fill the plan, once."""
+        kept = [e for e in self.entries.values() if e.form != CONSTANT]
+        sources = [source for entry in kept for source in entry.sources]
+        named = [[s] if isinstance(s, str) else list(s.sources) for s in sources]
+        return list(dict.fromkeys(name for names in named for name in names))
+
     def as_text(self) -> str:
         """One line per entry: name, form, dtype, shape, sources when merged."""
         lines = []

@@ -25,6 +25,7 @@ from girih.graph.program import ProgramLayout, program_map
 from girih.graph.progress import Progress, no_progress
 from girih.graph.spec import ModelSpec, load_spec
 from girih.graph.trace import trace
+from girih.graph.weight_names import plan_for_checkpoint
 from girih.graph.weight_plan import WeightPlan
 from girih.graph.weights import load_weights
 from girih.kernels.errors import ConfigError
@@ -370,8 +371,9 @@ class _Start:
 
     def _weights(self, compiled: _Compiled) -> dict[str, torch.Tensor]:
         with open_checkpoint(self.spec.files) as checkpoint:
+            plan = plan_for_checkpoint(compiled.weights, checkpoint, self.spec)
             return load_weights(
-                compiled.weights, checkpoint, compiled.constants, self.target.isa, self.progress
+                plan, checkpoint, compiled.constants, self.target.isa, self.progress
             )
 
     def core(self, executable: Executable) -> EngineCore:

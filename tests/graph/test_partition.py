@@ -66,14 +66,14 @@ def test_windows_and_scales_are_facts_of_steps_not_of_tiles():
 
 
 def test_one_different_layer_adds_one_tile(monkeypatch):
-    build = trace_module._build_on_meta
+    build = trace_module.build_on_meta
 
     def with_another_eps(spec):
         model = build(spec)
         model.model.layers[5].post_attention_layernorm.variance_epsilon = 1e-5
         return model
 
-    monkeypatch.setattr(trace_module, "_build_on_meta", with_another_eps)
+    monkeypatch.setattr(trace_module, "build_on_meta", with_another_eps)
     changed = program_of(trace_module.trace(tiny_spec("llama", num_hidden_layers=8)))
     same = llama(8)
     assert len(changed.tiles) == 4
