@@ -44,6 +44,8 @@ class StepInputs:
         state_slots: int32 [R], the row of each request in the states of recurrent layers; None for
             a program without them. A request that starts (its first token is at position 0) finds
             a zero state there, whatever the row held.
+        token_types: int64 [T], which text of a pair each token is of; None where the model has no
+            such types.
     """
 
     ids: torch.Tensor
@@ -54,6 +56,7 @@ class StepInputs:
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
     state_slots: torch.Tensor | None = None
+    token_types: torch.Tensor | None = None
 
 
 def kv_bytes_per_block(layout: ProgramLayout, block_size: int, dtype: torch.dtype) -> int:

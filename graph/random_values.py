@@ -62,7 +62,8 @@ def random_step(graph: fx.Graph, symbols: dict[str, str]) -> dict[fx.Node, torch
 def random_tensors(graph: fx.Graph, sizes: list[int]) -> list[torch.Tensor]:
     """Values for the inputs of a tile, whose symbolic sizes get `sizes` in order of appearance.
 
-    Integers count up from 0: they are token ids, positions or row numbers, and in range as such.
+    Integers count up from 0: they are token ids, positions or row numbers, and in range as such;
+    what looks up a smaller table (token types) starts again at its end.
     """
     known: dict[str, int] = {}
     values = []
@@ -74,7 +75,8 @@ def random_tensors(graph: fx.Graph, sizes: list[int]) -> list[torch.Tensor]:
             if not isinstance(size, int) and name not in known:
                 known[name] = sizes[min(len(known), len(sizes) - 1)]
             shape.append(size if isinstance(size, int) else known[name])
-        values.append(_tile_input(shape, value.dtype, number))
+        drawn = _tile_input(shape, value.dtype, number)
+        values.append(drawn % _table_rows(node) if value.dtype == torch.int64 else drawn)
     return values
 
 
@@ -115,6 +117,24 @@ def _tile_input(shape: list[int], dtype: torch.dtype, number: int) -> torch.Tens
         count = math.prod(shape)
         return torch.arange(count, dtype=dtype).reshape(shape)
     return torch.randn(shape, generator=generator).to(dtype)
+
+
+def _table_rows(node: fx.Node) -> int:
+    """Rows of the smallest table that the numbers of `node` look up, as they are or reshaped."""
+    rows = [1 << 62]
+    for user in node.users:
+        if user.target is torch.ops.aten.embedding.default and user.args[1] is node:
+            rows.append(int(user.args[0].meta["val"].shape[0]))
+        elif user.target in _RESHAPES:
+            rows.append(_table_rows(user))
+    return min(rows)
+
+
+_RESHAPES = {
+    torch.ops.aten.unsqueeze.default,
+    torch.ops.aten.view.default,
+    torch.ops.aten.reshape.default,
+}
 
 
 def _vocabulary(graph: fx.Graph) -> int:

@@ -32,6 +32,8 @@ INDEX_NAME = "model.safetensors.index.json"
 MODEL_DTYPES = ("bfloat16", "float16", "float32")
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
 HUB_IGNORED = ("*/*", "consolidated*")  # other formats and second copies of the weights
+# What sentence-transformers keeps beside the model: how to pool, and layers behind that.
+HUB_SENTENCE_PATTERNS = ("[0-9]_*/config.json", "[0-9]_*/model.safetensors")
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ def _first_line(exc: Exception) -> str:
 def _hub_snapshot(repo: str, local: bool) -> Path:
     from huggingface_hub import snapshot_download
 
-    return Path(
+    path = Path(
         snapshot_download(
             repo,
             allow_patterns=list(HUB_PATTERNS),
@@ -159,6 +161,10 @@ def _hub_snapshot(repo: str, local: bool) -> Path:
             local_files_only=local,
         )
     )
+    if (path / "modules.json").exists():
+        patterns = list(HUB_SENTENCE_PATTERNS)
+        snapshot_download(repo, allow_patterns=patterns, local_files_only=local)
+    return path
 
 
 def resolve_directory(path: Path, name: str | None = None) -> ModelFiles:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from girih.graph.progress import Progress, no_progress
 from girih.graph.sources import ModelFiles, read_json, resolve_source
+from girih.graph.task import POSITIONS_BEHIND_PADDING, Pooling, choose_task, read_pooling
 from girih.kernels.errors import ConfigError, SourceError
 
 # Where the weights came from, not what they compute: a fine-tune differs in these and nothing else.
@@ -28,12 +29,16 @@ class ModelSpec:
         config: `config.json` as plain data.
         generation: `generation_config.json` as plain data ({} when absent).
         dtype: compute and weight dtype, e.g. "bfloat16".
+        task: "generate", "embed" or "classify".
+        pooling: what becomes of the hidden states; None for "generate".
     """
 
     files: ModelFiles
     config: dict[str, Any]
     generation: dict[str, Any]
     dtype: str
+    task: str = "generate"
+    pooling: Pooling | None = None
 
     @property
     def name(self) -> str:
@@ -67,10 +72,28 @@ class ModelSpec:
         return min(self._configured_length, int(self.text_config.get("index_topk") or 1 << 62))
 
     @property
+    def usual_length(self) -> int:
+        """Longest sequence its makers meant: embedders may be made for shorter ones, in tokens."""
+        meant = self.pooling.max_tokens if self.pooling is not None else None
+        return min(self.max_position, meant or self.max_position)
+
+    @property
+    def has_token_types(self) -> bool:
+        """Whether the model tells the two texts of a pair apart by a type given with each token."""
+        return self.task == "classify" and int(self.text_config.get("type_vocab_size") or 0) > 1
+
+    @property
+    def pools_mean(self) -> bool:
+        """Whether the mean of the hidden states is part of the graph."""
+        return self.pooling is not None and self.pooling.mode == "mean"
+
+    @property
     def _configured_length(self) -> int:
         for key in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
             if self.text_config.get(key):
-                return int(self.text_config[key])
+                behind = self.text_config.get("model_type") in POSITIONS_BEHIND_PADDING
+                unused = int(self.text_config.get("pad_token_id") or 0) + 1 if behind else 0
+                return int(self.text_config[key]) - unused
         raise SourceError(
             f"{self.files.path} does not say how long a sequence may be "
             "(no max_position_embeddings); set model.max_model_len"
@@ -88,6 +111,8 @@ class ModelSpec:
     def key_entries(self) -> list[tuple[str, str]]:
         """What of the spec decides the compiled code, as (name, value) pairs."""
         entries = [("dtype", self.dtype)]
+        if self.task != "generate":
+            entries += [("task", self.task), ("pools_mean", str(self.pools_mean))]
         for name in sorted(self.config):
             if name not in PROVENANCE_KEYS:
                 value = json.dumps(self.config[name], sort_keys=True)
@@ -108,21 +133,35 @@ class ModelSpec:
             f"model {self.name}: {self.architecture}, {self.dtype}\n"
             f"  layers {c.get('num_hidden_layers')}, hidden {c.get('hidden_size')}, heads {heads}"
             f" ({c.get('num_key_value_heads', heads)} kv), vocabulary {c.get('vocab_size')}\n"
-            f"  files {self.files.name}, key {self.key}\n"
+            f"  files {self.files.name}, key {self.key}\n" + self._task_text()
         )
 
+    def _task_text(self) -> str:
+        if self.pooling is None:
+            return ""
+        length = ", length 1" if self.pooling.normalize else ""
+        return f"  task {self.task}, pooling {self.pooling.mode}{length}\n"
 
-def load_spec(source: str, dtype: str = "auto", progress: Progress = no_progress) -> ModelSpec:
+
+def load_spec(
+    source: str,
+    dtype: str = "auto",
+    progress: Progress = no_progress,
+    task: str = "auto",
+    pooling: str = "auto",
+) -> ModelSpec:
     """Read what a model is.
 
     Args:
         source: HF directory, `.gguf` file, hub id, or built-in name.
         dtype: "auto" for the checkpoint's own, else "bfloat16", "float16" or "float32".
         progress: observer of downloads and conversions.
+        task: "auto" goes by the model's head, else one of `TASKS`.
+        pooling: "auto" goes by the model's files, else one of `POOLINGS`.
 
     Raises:
         SourceError: the source is missing or unreadable.
-        ConfigError: the dtype is none of the above.
+        ConfigError: the dtype is none of the above, or the model has no such task or pooling.
     """
     allowed = ("auto", "bfloat16", "float16", "float32")
     if dtype not in allowed:
@@ -132,4 +171,10 @@ def load_spec(source: str, dtype: str = "auto", progress: Progress = no_progress
     generation_path = files.path / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}
     resolved = files.dtype if dtype == "auto" else dtype
-    return ModelSpec(files=files, config=config, generation=generation, dtype=resolved)
+    spec = ModelSpec(files=files, config=config, generation=generation, dtype=resolved)
+    chosen = choose_task(spec.architecture, files.path, task)
+    if chosen == "generate":
+        if pooling != "auto":
+            raise ConfigError(f"model.pooling is {pooling!r}, but {spec.name} generates; leave it")
+        return spec
+    return replace(spec, task=chosen, pooling=read_pooling(config, files.path, chosen, pooling))

@@ -6,9 +6,11 @@ tokens:
 
     ids[T], positions[T], logits_index[S]  ->  logits[S, V]
 
-Weights are inputs of the graph, known by their checkpoint names. What stands in for the model's
-opaque parts is in `capture`, help for single families in `adaptations`, what must hold of the
-graph in `fail_closed`; with `conversions` these are the files that import transformers.
+A model that embeds or classifies gives hidden states or label values instead of logits
+(`pooled_model`), and a classifier of pairs takes token_types[T]. Weights are inputs of the graph,
+known by their checkpoint names. What stands in for the model's opaque parts is in `capture`, help
+for single families in `adaptations`, what must hold of the graph in `fail_closed`; with
+`conversions` these are the files that import transformers.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from girih.graph.checkpoint import open_checkpoint
 from girih.graph.conversions import plan_sources
 from girih.graph.fail_closed import check_captured, writes
 from girih.graph.order import canonical_order
+from girih.graph.pooled_model import RowSelection, last_rows, mean_rows
 from girih.graph.progress import Progress, ProgressEvent, no_progress
 from girih.graph.spec import ModelSpec
 from girih.graph.stamp import LayerStamps, StampError
@@ -38,7 +41,7 @@ from girih.kernels.errors import GirihError, TraceError
 
 log = logging.getLogger("girih.trace")
 
-INPUT_NAMES = ("ids", "positions", "logits_index")
+INPUT_NAMES = ("ids", "positions", "logits_index", "token_types")
 # Upper bound of T and S in compiled code. A constant of the project, not a runtime option: the
 # token budget of a step may change without a recompile.
 MAX_STEP_TOKENS = 1 << 16
@@ -79,10 +82,14 @@ class Traced:
 class _StepModule(torch.nn.Module):
     """The model as a function of one packed step."""
 
-    def __init__(self, model: torch.nn.Module, first_position: int) -> None:
+    def __init__(self, model: torch.nn.Module, spec: ModelSpec, first_position: int) -> None:
         super().__init__()
         self.model = model
         self.first_position = first_position
+        self.task = spec.task
+        self.pools_mean = spec.pools_mean
+        classifies = spec.task == "classify"
+        self.selection = RowSelection(model, spec.pools_mean) if classifies else None
         parameters = inspect.signature(model.forward).parameters.values()
         names = {p.name for p in parameters}
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -91,14 +98,29 @@ class _StepModule(torch.nn.Module):
         self.takes_use_cache = takes_any or "use_cache" in names
 
     def forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, logits_index: torch.Tensor
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        logits_index: torch.Tensor,
+        token_types: torch.Tensor | None = None,
     ) -> torch.Tensor:
         options: dict[str, Any] = {"input_ids": ids[None]}
+        if token_types is not None:
+            options["token_type_ids"] = token_types[None]
         if self.takes_positions:
             start = self.first_position
             options["position_ids"] = (positions + start if start else positions)[None]
         if self.takes_use_cache:
             options["use_cache"] = False
+        if self.task == "generate":
+            return self._logits(options, logits_index)
+        if self.selection is not None:
+            return self.selection.run(self.model, options, logits_index)
+        hidden = self.model(**options).last_hidden_state
+        select = mean_rows if self.pools_mean else last_rows
+        return select(hidden, logits_index)
+
+    def _logits(self, options: dict[str, Any], logits_index: torch.Tensor) -> torch.Tensor:
         if self.selects_rows:
             options["logits_to_keep"] = logits_index
         output = self.model(**options)
@@ -118,7 +140,7 @@ def trace(spec: ModelSpec, progress: Progress = no_progress) -> Traced:
     model = build_on_meta(spec)
     progress(ProgressEvent("trace", 0, None, spec.architecture))
     with Adaptations(model) as adaptations, capture.Capture(model):
-        exported = _export(_StepModule(model, adaptations.first_position()), spec)
+        exported = _export(_StepModule(model, spec, adaptations.first_position()), spec)
     graph, weights, written = _with_named_weights(exported, model, spec)
     _number_rows_by_position(graph)
     canonical_order(graph, INPUT_NAMES)
@@ -151,7 +173,7 @@ def build_on_meta(spec: ModelSpec) -> torch.nn.Module:
     capture.register()
     try:
         config = AutoConfig.from_pretrained(spec.files.path, local_files_only=True)
-        auto = _auto_class(spec.architecture)
+        auto = _auto_class(spec)
         with torch.device("meta"), attention_classes(auto, config), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = auto.from_config(
@@ -163,18 +185,27 @@ def build_on_meta(spec: ModelSpec) -> torch.nn.Module:
     except (ValueError, KeyError, AttributeError, ImportError, TypeError) as error:
         raise TraceError(
             f"{spec.architecture} ({spec.files.path.name}) cannot be built: {_first_line(error)}. "
-            "girih runs text models that transformers loads with AutoModelForCausalLM, or encoders "
-            "with AutoModel, and whose attention goes through its attention interface"
+            "girih runs text models that transformers loads with AutoModelForCausalLM, AutoModel "
+            "or AutoModelForSequenceClassification, and whose attention goes through its "
+            "attention interface"
         ) from error
     result: torch.nn.Module = model.eval()
     return result
 
 
-def _auto_class(architecture: str) -> Any:
-    """The class of transformers that builds an architecture: a language model or an encoder."""
-    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
+def _auto_class(spec: ModelSpec) -> Any:
+    """The class of transformers that builds a model: with a head for its task, or without one."""
+    from transformers import (
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForMaskedLM,
+        AutoModelForSequenceClassification,
+    )
     from transformers.models.auto import modeling_auto
 
+    if spec.task != "generate":
+        return AutoModel if spec.task == "embed" else AutoModelForSequenceClassification
+    architecture = spec.architecture
     causal = set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     masked = set(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()) - causal
     plain = set(modeling_auto.MODEL_MAPPING_NAMES.values()) - causal
@@ -186,13 +217,14 @@ def _auto_class(architecture: str) -> Any:
 def _export(wrapper: torch.nn.Module, spec: ModelSpec) -> torch.export.ExportedProgram:
     tokens = torch.export.Dim("T", min=2, max=MAX_STEP_TOKENS)
     rows = torch.export.Dim("S", min=2, max=MAX_STEP_TOKENS)
-    sizes = (_EXAMPLE_T, _EXAMPLE_T, _EXAMPLE_S)
+    sizes, shapes = [_EXAMPLE_T, _EXAMPLE_T, _EXAMPLE_S], [tokens, tokens, rows]
+    if spec.has_token_types:
+        sizes, shapes = [*sizes, _EXAMPLE_T], [*shapes, tokens]
     examples = tuple(torch.zeros(n, dtype=torch.int64, device="meta") for n in sizes)
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            shapes = ({0: tokens}, {0: tokens}, {0: rows})
-            return _without_writes(_exported(wrapper, examples, shapes))
+            return _without_writes(_exported(wrapper, examples, tuple({0: d} for d in shapes)))
     except Exception as error:
         cause = _cause(error)
         raise TraceError(

@@ -22,6 +22,8 @@ convolution, which have its dtype.
 `girih::mlstm(q, k, v, i, f, eps) -> h`
     q, k [T, H, D], v [T, H, V], i, f [T, H], eps [1] -> h [T, H, V]: S = exp(f) S + exp(i) k vᵀ and
     n = exp(f) n + exp(i) k; h = Sᵀ q / max(|n q|, 1), all scaled to stay finite. xLSTM.
+`girih::running_mean(x) -> y`
+    x [T, C] -> y [T, C]: the mean of all rows so far. Mean pooling, whose result is the last row.
 """
 
 from __future__ import annotations
@@ -191,6 +193,16 @@ def _mlstm(arguments: Sequence[Any], states: Tensors) -> torch.Tensor:
     return out.to(arguments[2].dtype)
 
 
+def _running_mean(arguments: Sequence[Any], states: Tensors) -> torch.Tensor:
+    (x,) = arguments
+    total, count = states
+    sums = x.cumsum(0, dtype=torch.float64).add_(total)
+    counts = torch.arange(1, x.shape[0] + 1, dtype=torch.float64, device=x.device) + count
+    total.copy_(sums[-1])
+    count.add_(x.shape[0])
+    return (sums / counts[:, None]).to(x.dtype)
+
+
 _register(
     StateOp(
         "causal_conv",
@@ -258,4 +270,7 @@ _register(
         _mlstm,
         "v",
     )
+)
+_register(
+    StateOp("running_mean", ("x",), ("x",), lambda x: ((x.shape[1],), (1,)), _running_mean, "x")
 )

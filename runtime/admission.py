@@ -20,11 +20,13 @@ class AdmissionLimits:
         config: the step budgets.
         max_model_len: longest prompt + output, in tokens.
         capacity_tokens: tokens one request alone can keep in the KV cache.
+        task: what the model is for.
     """
 
     config: SchedulerConfig
     max_model_len: int
     capacity_tokens: int
+    task: str = "generate"
 
     @property
     def largest_total(self) -> int:
@@ -37,7 +39,11 @@ class AdmissionLimits:
         Raises:
             RequestError: it cannot be served as it stands; names the field and the limit.
         """
+        self._check_task(request)
         num_prompt = len(request.prompt_token_ids)
+        if request.pooling is not None:
+            self._check_text(num_prompt)
+            return num_prompt + 1  # one result is waited for, none is appended
         self._check_prompt(num_prompt)
         max_tokens = request.sampling.max_tokens
         if max_tokens is None:
@@ -51,6 +57,38 @@ class AdmissionLimits:
                 param="max_tokens",
             )
         return total
+
+    def _check_task(self, request: EngineRequest) -> None:
+        wanted = "generate" if request.pooling is None else "embed"
+        if (self.task == "generate") != (wanted == "generate"):
+            raise RequestError(
+                f"the model's task is {self.task!r}; it cannot serve a request to {wanted}",
+                param="model",
+            )
+
+    @property
+    def longest_text(self) -> int:
+        """Longest text that can become a vector, in tokens."""
+        return min(size for _, size in self._limits_of_text())
+
+    def _limits_of_text(self) -> list[tuple[str, int]]:
+        limits = [("max_model_len", self.max_model_len), ("the KV cache", self.capacity_tokens)]
+        if not self.config.enable_chunked_prefill:
+            whole = "a step, which takes texts whole (scheduler.max_num_batched_tokens),"
+            limits.append((whole, self.config.max_num_batched_tokens))
+        return limits
+
+    def _check_text(self, num_tokens: int) -> None:
+        """Check the length of a text that becomes a vector: nothing is appended to it."""
+        if num_tokens == 0:
+            raise RequestError("the text is empty; give at least one token", param="input")
+        name, largest = min(self._limits_of_text(), key=lambda limit: limit[1])
+        if num_tokens > largest:
+            raise RequestError(
+                f"the text has {num_tokens} tokens; {name} allows at most {largest}: shorten it, "
+                "or set truncate_prompt_tokens",
+                param="input",
+            )
 
     def _check_prompt(self, num_prompt: int) -> None:
         if num_prompt == 0:

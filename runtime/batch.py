@@ -146,7 +146,7 @@ class PersistentBatch:
         rows = step.sampled_rows
         self._token_ids[rows, self._num_tokens[rows]] = output.token_ids.numpy()
         self._num_tokens[rows] += 1
-        self._num_computed_tokens[step.rows] = step.seq_lens.numpy()
+        self.advance(step)
         logprobs = {}
         if output.logprobs is not None:
             pairs = zip(step.sampled_ids, output.logprobs, strict=True)
@@ -154,6 +154,10 @@ class PersistentBatch:
         token_ids = output.token_ids.tolist()
         sampled = {i: [token] for i, token in zip(step.sampled_ids, token_ids, strict=True)}
         return ModelRunnerOutput(step.step_id, sampled, logprobs, prompt_logprobs or {})
+
+    def advance(self, step: StepBatch) -> None:
+        """Take in that the step's tokens are computed; nothing was sampled."""
+        self._num_computed_tokens[step.rows] = step.seq_lens.numpy()
 
     # ---- rows ----
 

@@ -124,7 +124,10 @@ def _answer(executable: Executable, prompt: tuple[int, ...]) -> Canary:
     split = len(prompt) - 1
     with torch.inference_mode():
         parts = [_step(executable, prompt, 0, split), _step(executable, prompt, split, split + 1)]
-        logprobs = torch.cat([p.float().log_softmax(-1) for p in parts])
+        rows = torch.cat(parts).float()
+    if rows.shape[1] == 1:  # a score: held against 0
+        rows = torch.cat((rows, torch.zeros_like(rows)), -1)
+    logprobs = rows.log_softmax(-1)
     best = logprobs.topk(2, dim=-1)
     return Canary(
         prompt,
@@ -146,8 +149,15 @@ def _step(executable: Executable, prompt: tuple[int, ...], start: int, end: int)
         block_table=torch.arange(1, _blocks(size) + 1, dtype=torch.int32)[None],
         slot_mapping=positions + size,  # block 0 is the null block
         state_slots=torch.zeros(1, dtype=torch.int32) if executable.num_state_slots else None,
+        token_types=torch.zeros_like(positions),
     )
     return executable.run(step)
+
+
+def output_width(executable: Executable) -> int:
+    """Values per row of what a program gives, found by running one token."""
+    with torch.inference_mode():
+        return int(_step(executable, (0,), 0, 1).shape[1])
 
 
 def _blocks(block_size: int) -> int:

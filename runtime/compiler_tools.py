@@ -11,7 +11,6 @@ from girih.graph.graph_file import read_graph
 from girih.graph.inductor import TileFn, load_tile
 from girih.graph.partition import Program
 from girih.graph.progress import Progress, no_progress
-from girih.graph.spec import load_spec
 from girih.graph.text import SymbolNames, graph_text
 from girih.graph.trace import node_origin, trace
 from girih.kernels.bench import measure_peaks
@@ -22,6 +21,7 @@ from girih.passes.build import bundle_dir, bundle_key, lower_and_partition
 from girih.passes.runner import Graphed, Lowered, lower
 from girih.runtime.config import EngineConfig
 from girih.runtime.explain_page import PageData, render
+from girih.runtime.launch import model_spec
 from girih.runtime.tile_stats import SIZES, TileCost, tile_cost
 
 
@@ -41,7 +41,7 @@ def lower_source(
 
 def key_of(config: EngineConfig, progress: Progress = no_progress) -> BundleKey:
     """The key of the bundle that a configuration needs; traces nothing."""
-    spec = load_spec(config.model.source, config.model.dtype, progress)
+    spec = model_spec(config.model, progress)
     return bundle_key(spec, config.opt, _target(config))
 
 
@@ -51,7 +51,7 @@ def write_page(config: EngineConfig, path: Path, progress: Progress = no_progres
     Raises:
         ConfigError: the file cannot be written.
     """
-    spec, target = load_spec(config.model.source, config.model.dtype, progress), _target(config)
+    spec, target = model_spec(config.model, progress), _target(config)
     traced = trace(spec, progress)
     with tempfile.TemporaryDirectory(prefix="girih-page-") as directory:
         opt = dataclasses.replace(config.opt, dump=directory)
@@ -122,7 +122,7 @@ def _named(source: Graphed, graphed: Graphed | Lowered) -> str:
 
 
 def _traced(config: EngineConfig, progress: Progress) -> Graphed:
-    return trace(load_spec(config.model.source, config.model.dtype, progress), progress)
+    return trace(model_spec(config.model, progress), progress)
 
 
 def _target(config: EngineConfig) -> Target:

@@ -24,12 +24,19 @@ class ModelConfig:
         dtype: "auto" takes the checkpoint's; else one of `DTYPES`.
         max_model_len: longest prompt + output in tokens; None takes the model's own limit.
         name: name shown by the server; None takes the source's last path part.
+        task: "auto" goes by the model's head; else "generate", "embed" or "classify".
+        pooling: how an embedding is made of hidden states: "last" or "cls" (last or first token),
+            "mean", "all" (one vector per token); "auto" goes by the model's files.
+        matryoshka: whether embeddings may be cut to fewer dimensions; None goes by the files.
     """
 
     source: str = "smollm2"
     dtype: str = "auto"
     max_model_len: int | None = None
     name: str | None = None
+    task: str = "auto"
+    pooling: str = "auto"
+    matryoshka: bool | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

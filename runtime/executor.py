@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from girih.runtime.pooling_params import PoolingParams
 from girih.runtime.request import TokenLogprobs
 from girih.runtime.sampling_params import SamplingParams
 
@@ -26,6 +27,7 @@ class NewRequest(msgspec.Struct, frozen=True):
         stop_token_ids: ids that must not be sampled before `sampling.min_tokens` output tokens.
         block_ids: KV blocks in sequence order, enough for this step's tokens.
         num_computed_tokens: leading tokens whose KV is already in these blocks.
+        pooling: the vector that is wanted instead of tokens.
     """
 
     request_id: str
@@ -35,6 +37,7 @@ class NewRequest(msgspec.Struct, frozen=True):
     stop_token_ids: tuple[int, ...]
     block_ids: list[int]
     num_computed_tokens: int
+    pooling: PoolingParams | None = None
 
 
 class RunningUpdate(msgspec.Struct, frozen=True, gc=False):
@@ -104,6 +107,7 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True):
         prompt_logprobs: per request that asked, one entry for each prompt token that the logits
             of this step predict (the chunks of a prompt add up to all but its first token).
         errors: why a request whose token was due got none; it ends with this error.
+        pooled: in place of tokens, the vectors of requests whose last token was in the step.
         times: where the time went, when the runner measures it.
     """
 
@@ -112,6 +116,7 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True):
     logprobs: dict[str, list[TokenLogprobs]] = {}
     prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
     errors: dict[str, str] = {}
+    pooled: dict[str, bytes] = {}
     times: StepTimes | None = None
 
 

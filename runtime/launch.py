@@ -36,12 +36,16 @@ from girih.passes.build import bundle_key, find_or_build, lower_and_partition
 from girih.passes.prepare import prepare
 from girih.runtime.batch import PersistentBatch
 from girih.runtime.cache_size import plan_cache
-from girih.runtime.canary import check_canary, executable_for_canary
-from girih.runtime.config import EngineConfig
+from girih.runtime.canary import check_canary, executable_for_canary, output_width
+from girih.runtime.config import EngineConfig, ModelConfig
 from girih.runtime.engine import EngineCore
+from girih.runtime.executor import ModelRunner
 from girih.runtime.kv_cache import KVCacheManager
 from girih.runtime.messages import EngineFacts
 from girih.runtime.model_runner import CompiledModelRunner
+from girih.runtime.pooler import make_pooler, pooling_facts
+from girih.runtime.pooling_params import PoolingFacts
+from girih.runtime.pooling_runner import PoolingRunner
 from girih.runtime.scheduler import Scheduler
 from girih.runtime.serving_build import ServingBuild
 from girih.runtime.step_trace import StepTracer
@@ -95,6 +99,7 @@ class EngineHandle:
         key: the bundle's key ("eager" at O0).
         max_model_len: longest prompt + output, in tokens.
         report: how the start went.
+        pooling: of a model that embeds or classifies.
     """
 
     core: EngineCore
@@ -103,6 +108,7 @@ class EngineHandle:
     key: str
     max_model_len: int
     report: LaunchReport
+    pooling: PoolingFacts | None = None
 
     @property
     def facts(self) -> EngineFacts:
@@ -114,6 +120,8 @@ class EngineHandle:
             max_model_len=self.max_model_len,
             vocab_size=self.vocab_size,
             eos_token_ids=self.eos_token_ids,
+            task=self.spec.task,
+            pooling=self.pooling,
         )
 
     @property
@@ -156,7 +164,7 @@ def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engi
     """
     report = LaunchReport()
     model = config.model
-    spec = report.timed("spec", lambda: load_spec(model.source, model.dtype, progress))
+    spec = report.timed("spec", lambda: model_spec(model, progress))
     target = _target(config)
     require_runnable(target)
     start = _Start(config, spec, target, _model_length(spec, config), report, progress)
@@ -167,11 +175,22 @@ def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engi
     else:
         compiled = start.from_bundle()
     executable = start.bind(compiled)
-    core = start.core(executable)
+    if spec.task == "generate":
+        core, pooling = start.core(executable), None
+    else:
+        core, pooling = start.pooling_core(executable)
     _watch_compiling(core, executable, compiled.build)
-    return EngineHandle(
-        core, spec, model.name or spec.name, compiled.key, start.max_model_len, report
-    )
+    length = core.scheduler.limits.longest_text if pooling else start.max_model_len
+    return EngineHandle(core, spec, model.name or spec.name, compiled.key, length, report, pooling)
+
+
+def model_spec(model: ModelConfig, progress: Progress = no_progress) -> ModelSpec:
+    """Read what the configured model is.
+
+    Raises:
+        SourceError, ConfigError: as `load_spec`.
+    """
+    return load_spec(model.source, model.dtype, progress, model.task, model.pooling)
 
 
 def compile(config: EngineConfig, progress: Progress = no_progress) -> str:
@@ -185,7 +204,7 @@ def compile(config: EngineConfig, progress: Progress = no_progress) -> str:
     """
     if not config.opt.compile:
         raise ConfigError(f"opt={config.opt.level} compiles nothing; use opt=O2")
-    spec = load_spec(config.model.source, config.model.dtype, progress)
+    spec = model_spec(config.model, progress)
     target, named = _target(config), config.compile.bundle
     if target.device != "cpu":
         return prepare(spec, config.opt, target, named, progress)
@@ -208,7 +227,7 @@ def explain(config: EngineConfig, progress: Progress = no_progress) -> str:
     Returns:
         Spec, pass table, program map, key; the last line is "pieces=N tiles=K".
     """
-    spec = load_spec(config.model.source, config.model.dtype, progress)
+    spec = model_spec(config.model, progress)
     target = _target(config)
     traced = trace(spec, progress)
     lowered, program = lower_and_partition(traced, config.opt, target)
@@ -253,7 +272,7 @@ def _target(config: EngineConfig) -> Target:
 def _model_length(spec: ModelSpec, config: EngineConfig) -> int:
     wanted = config.model.max_model_len
     if wanted is None:
-        return spec.max_position
+        return spec.usual_length
     if wanted > spec.max_position:
         raise ConfigError(
             f"model.max_model_len is {wanted}; {spec.name} was made for at most "
@@ -331,10 +350,13 @@ class _Start:
         cache, dtype = self.config.cache, getattr(torch, self.spec.dtype)
         block_bytes = kv_bytes_per_block(compiled.layout, cache.block_size, dtype)
         max_num_seqs = self.config.scheduler.max_num_seqs
-        _require_decoder(compiled.layout, self.spec)
+        _require_servable(compiled.layout, self.spec)
         weights = self.report.timed("weights", lambda: self._weights(compiled))
         states = state_bytes_per_request(compiled.layout) * max_num_seqs
-        num_blocks = plan_cache(cache, block_bytes, self.max_model_len, max_num_seqs, states)
+        length = self.max_model_len
+        if compiled.layout.is_bidirectional:  # KV of the steps in flight, no more
+            length = min(length, self.config.scheduler.max_num_batched_tokens)
+        num_blocks = plan_cache(cache, block_bytes, length, max_num_seqs, states)
         executable = self.report.timed(
             "bind",
             lambda: Executable(
@@ -377,15 +399,9 @@ class _Start:
             )
 
     def core(self, executable: Executable) -> EngineCore:
-        """Assemble scheduler, batch and runner."""
-        cache, limits = self.config.cache, self.config.scheduler
-        # A state at the end of a prefix is not kept, so a cached prefix would be of no use.
-        caching = cache.enable_prefix_caching and not executable.layout.state_specs
-        kv = KVCacheManager(executable.num_blocks, cache.block_size, caching)
-        batch = PersistentBatch(
-            limits.max_num_seqs, self.max_model_len, cache.block_size, self.spec.vocab_size
-        )
-        spec, threads = self.spec, self.target.threads
+        """Assemble scheduler, batch and runner of a model that generates."""
+        limits, spec, threads = self.config.scheduler, self.spec, self.target.threads
+        kv, batch = self._cache_and_batch(executable)
         grammars = GrammarStore(
             lambda: read_vocabulary(spec.files.path, spec.vocab_size, spec.eos_token_ids), threads
         )
@@ -393,17 +409,58 @@ class _Start:
         runner = CompiledModelRunner(
             executable, batch, GrammarRows(grammars, spec.vocab_size), threads
         )
+        return self._assembled(scheduler, runner)
+
+    def pooling_core(self, executable: Executable) -> tuple[EngineCore, PoolingFacts]:
+        """Assemble scheduler, batch and runner of a model that embeds or classifies."""
+        limits, spec = self.config.scheduler, self.spec
+        is_bidirectional = executable.layout.is_bidirectional
+        if is_bidirectional:  # a token sees later ones: no part of a text can be computed alone
+            limits = replace(limits, enable_chunked_prefill=False)
+        width = output_width(executable)
+        pooler = make_pooler(spec, is_bidirectional, width)
+        every_row = pooler.mode == "all"
+        kv, batch = self._cache_and_batch(executable, not (is_bidirectional or every_row))
+        scheduler = Scheduler(limits, kv, self.max_model_len, task=spec.task)
+        runner = PoolingRunner(executable, batch, pooler, self.target.threads)
+        can_cut = self.config.model.matryoshka
+        return self._assembled(scheduler, runner), pooling_facts(spec, pooler, width, can_cut)
+
+    def _cache_and_batch(
+        self, executable: Executable, may_cache: bool = True
+    ) -> tuple[KVCacheManager, PersistentBatch]:
+        cache, limits = self.config.cache, self.config.scheduler
+        # A state at the end of a prefix is not kept, so a cached prefix would be of no use.
+        caching = may_cache and cache.enable_prefix_caching and not executable.layout.state_specs
+        kv = KVCacheManager(executable.num_blocks, cache.block_size, caching)
+        batch = PersistentBatch(
+            limits.max_num_seqs, self.max_model_len, cache.block_size, self.spec.vocab_size
+        )
+        return kv, batch
+
+    def _assembled(self, scheduler: Scheduler, runner: ModelRunner) -> EngineCore:
         core = EngineCore(scheduler, runner, self.config.runtime.async_scheduling)
         if self.config.runtime.trace is not None:
             core.observers.append(StepTracer(Path(self.config.runtime.trace)))
         return core
 
 
-def _require_decoder(layout: ProgramLayout, spec: ModelSpec) -> None:
-    if layout.is_bidirectional:
+def _require_servable(layout: ProgramLayout, spec: ModelSpec) -> None:
+    """Refuse what the engine would run wrongly.
+
+    Raises:
+        ConfigError: an encoder that is to generate, or a mode of pooling that means nothing.
+    """
+    if spec.pooling is None:
+        if layout.is_bidirectional:
+            raise ConfigError(
+                f"{spec.architecture} attends in both directions, so it cannot generate; use "
+                "model.task=embed"
+            )
+    elif spec.pooling.resolved(layout.is_bidirectional) == "cls" and not layout.is_bidirectional:
         raise ConfigError(
-            f"{spec.architecture} attends in both directions, so it cannot generate: the engine "
-            "serves decoders (`girih explain` prints how it compiles)"
+            "model.pooling is 'cls', but a token of this model sees only those before it, so its "
+            "first one says nothing of the text; use last or mean"
         )
 
 

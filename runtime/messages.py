@@ -15,6 +15,7 @@ import msgspec
 
 from girih.kernels import errors
 from girih.kernels.errors import EngineError, GirihError, RequestError
+from girih.runtime.pooling_params import PoolingFacts
 from girih.runtime.request import EngineOutput, EngineRequest
 
 
@@ -28,6 +29,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
         max_model_len: longest prompt + output, in tokens.
         vocab_size: token ids are below this.
         eos_token_ids: ids that end an output.
+        task: "generate", "embed" or "classify".
+        pooling: of a model that does not generate.
     """
 
     name: str
@@ -36,6 +39,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
+    task: str = "generate"
+    pooling: PoolingFacts | None = None
 
 
 # ---- to the core ----

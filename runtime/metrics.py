@@ -129,6 +129,8 @@ class EngineMetrics(CoreObserver):
             else:
                 self._ttft.observe(now - times.arrived)
                 self._cached.inc(times.num_cached_tokens)
+        elif output.pooled is not None:
+            self._cached.inc(times.num_cached_tokens)
         if times.finish_reason in ("stop", "length"):
             self._note_finished(times)
 
@@ -136,15 +138,17 @@ class EngineMetrics(CoreObserver):
         self._e2e.observe(times.ended - times.arrived)
         self._queue.observe(times.scheduled - times.arrived)
         self._prefill.observe(times.first_token - times.scheduled)
-        self._decode.observe(times.last_token - times.first_token)
         self._inference.observe(times.last_token - times.scheduled)
         if times.num_tokens > 1:
             self._tpot.observe((times.last_token - times.first_token) / (times.num_tokens - 1))
         self._prompt_length.observe(len(times.request.prompt_token_ids))
+        self._preemptions.observe(times.num_preemptions)
+        if times.request.pooling is not None:  # no output tokens
+            return
+        self._decode.observe(times.last_token - times.first_token)
         self._output_length.observe(times.num_tokens)
         if times.request.sampling.max_tokens is not None:
             self._max_tokens.observe(times.request.sampling.max_tokens)
-        self._preemptions.observe(times.num_preemptions)
 
     def _watch_times(self) -> None:
         self._ttft = self._histogram(

@@ -40,17 +40,16 @@ class CompiledModelRunner:
         self.executable = executable
         self.batch = batch
         self.grammars = grammars
-        self._threads = threads
-        self._calling_thread: int | None = None
+        self._threads = CallingThread(threads)
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one plan; see `ModelRunner.execute`."""
-        self._set_threads()
+        self._threads.prepare()
         started = time.perf_counter()
         step = self.batch.prepare(plan)
         prepared = time.perf_counter()
-        logits = self.executable.run(_inputs(step))
+        logits = self.executable.run(step_inputs(step))
         ran = time.perf_counter()
         output, errors = self._sample(plan, step, logits)
         result = self.batch.commit(step, output, _prompt_logprobs(step, logits))
@@ -71,12 +70,24 @@ class CompiledModelRunner:
         output = sample(logits[: step.num_samples], sampling)
         return output, grammars.accept(step.sampled_ids, output.token_ids)
 
-    def _set_threads(self) -> None:
-        """OpenMP keeps the thread count per calling thread: set it where the steps run."""
+
+class CallingThread:
+    """OpenMP keeps the thread count per calling thread: it is set where the steps run.
+
+    Args:
+        threads: compute threads.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._known: int | None = None
+
+    def prepare(self) -> None:
+        """Make this thread compute with the wanted number of threads."""
         thread = threading.get_ident()
-        if thread != self._calling_thread:
+        if thread != self._known:
             torch.set_num_threads(self._threads)
-            self._calling_thread = thread
+            self._known = thread
 
 
 def _without(result: ModelRunnerOutput, errors: dict[str, str]) -> ModelRunnerOutput:
@@ -84,7 +95,8 @@ def _without(result: ModelRunnerOutput, errors: dict[str, str]) -> ModelRunnerOu
     return msgspec.structs.replace(result, sampled_token_ids=sampled, errors=errors)
 
 
-def _inputs(step: StepBatch) -> StepInputs:
+def step_inputs(step: StepBatch) -> StepInputs:
+    """What the executable is given of a step."""
     return StepInputs(
         ids=step.ids,
         positions=step.positions,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from girih.runtime.pooling_params import PoolingParams
 from girih.runtime.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         request_id: unique among the unfinished requests.
         prompt_token_ids: at least one token id.
         sampling: how tokens are chosen and when to stop.
+        pooling: the vector that is wanted instead of tokens (`sampling` is not looked at then).
         eos_token_ids: the model's end-of-sequence ids.
         arrival_time: seconds on any clock shared by all requests; orders the priority policy.
         priority: lower is served first (policy "priority" only).
@@ -35,7 +37,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     prompt_token_ids: list[int]
-    sampling: SamplingParams
+    sampling: SamplingParams = SamplingParams()
+    pooling: PoolingParams | None = None
     eos_token_ids: tuple[int, ...] = ()
     arrival_time: float = 0.0
     priority: int = 0
@@ -72,6 +75,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
         prompt_logprobs: one per prompt token (None for the first), with the first new token.
         num_cached_tokens: prompt tokens that came from the prefix cache.
         error: what went wrong, for finish reason "error".
+        pooled: the vector asked for, little-endian float32 (one per token: one after the other).
     """
 
     request_id: str
@@ -82,6 +86,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    pooled: bytes | None = None
 
 
 class RequestStatus(enum.Enum):
@@ -128,6 +133,7 @@ class Request:
         "num_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
+        "pooling",
         "priority",
         "prompt_logprobs",
         "request_id",
@@ -143,6 +149,7 @@ class Request:
         sampling = source.sampling
         self.request_id = source.request_id
         self.sampling = sampling
+        self.pooling = source.pooling
         self.ticket: Ticket | None = None
         self.priority = source.priority
         self.arrival_time = source.arrival_time

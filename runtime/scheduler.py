@@ -42,6 +42,7 @@ class Scheduler:
         kv_cache: gives and takes back blocks.
         max_model_len: longest prompt + output, in tokens.
         gate: what requests wait for before they are queued.
+        task: what the model is for.
 
     Attributes:
         num_preemptions: how often a request lost its blocks.
@@ -56,10 +57,11 @@ class Scheduler:
         kv_cache: KVCacheManager,
         max_model_len: int,
         gate: Gate | None = None,
+        task: str = "generate",
     ) -> None:
         self.config = config
         self.kv_cache = kv_cache
-        self.limits = AdmissionLimits(config, max_model_len, kv_cache.capacity_tokens)
+        self.limits = AdmissionLimits(config, max_model_len, kv_cache.capacity_tokens, task)
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []
         self.gate = gate or OpenGate()
@@ -278,6 +280,7 @@ class Scheduler:
             stop_token_ids=tuple(sorted(request.stop_ids)),
             block_ids=[block.block_id for block in request.blocks],
             num_computed_tokens=num_computed_tokens,
+            pooling=request.pooling,
         )
 
     # ---- results ----
@@ -302,7 +305,8 @@ class Scheduler:
             if request.sampling.prompt_logprobs is not None:
                 self._collect_prompt_logprobs(request, result)
             if samples:
-                outputs.append(self._append_sampled(request, result))
+                take = self._append_sampled if request.pooling is None else self._take_pooled
+                outputs.append(take(request, result))
         if len(self.requests) != num_unfinished:
             self._drop_finished_from_running()
         return outputs
@@ -341,6 +345,19 @@ class Scheduler:
                 output.stop_reason = last
             self._finish(request, reason)
         return output
+
+    def _take_pooled(self, request: Request, result: ModelRunnerOutput) -> EngineOutput:
+        """End a request with its vector."""
+        pooled = result.pooled.get(request.request_id)
+        reason = "error" if pooled is None else "stop"
+        self._finish(request, reason)
+        return EngineOutput(
+            request_id=request.request_id,
+            finish_reason=reason,
+            num_cached_tokens=request.num_cached_tokens,
+            error=f"step {result.step_id} gave no vector" if pooled is None else None,
+            pooled=pooled,
+        )
 
     def _take_tokens(self, request: Request, sampled: list[int]) -> tuple[str | None, int]:
         """Append tokens up to the first that ends the request; its reason and their count."""

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from girih.kernels.errors import EngineError
 from girih.runtime.engine import EngineStats
+from girih.runtime.messages import EngineFacts
 from girih.runtime.request import EngineOutput, EngineRequest
 from girih.runtime.sampling_params import SamplingParams
 from girih.runtime.structured.backends import check as check_structured
@@ -75,6 +76,10 @@ class EngineHandle(Protocol):
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end an output."""
+
+    @property
+    def facts(self) -> EngineFacts:
+        """All of these, and the model's task."""
 
 
 @dataclass

@@ -1,4 +1,7 @@
-"""The offline API: `LLM(model).generate(prompts, params)`, with the core run inline."""
+"""The offline API: `LLM(model).generate(prompts, params)`, with the core run inline.
+
+A model that embeds or classifies has `embed`, `classify` and `score` instead.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,38 @@ import msgspec
 from girih.graph.progress import Progress, no_progress
 from girih.kernels.errors import RequestError
 from girih.runtime.config import EngineConfig
+from girih.runtime.pooling_params import PoolingParams
 from girih.runtime.sampling_params import SamplingParams
 from girih.serve.beam_search import BeamSearch, BeamSearchParams, BeamSequence
 from girih.serve.inline_batch import EngineHandle, InlineBatch
+from girih.serve.inline_pooling import run_texts
 from girih.serve.options import engine_config
 from girih.serve.output_processor import Delta
-from girih.serve.outputs import RequestOutput
+from girih.serve.outputs import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    RequestOutput,
+    ScoreOutput,
+)
 from girih.serve.prompts import Prompt, as_prompt_list, read_prompt
 from girih.serve.sampling_defaults import SamplingDefaults, read_generation_config
+from girih.serve.texts import (
+    TextOptions,
+    check_dimensions,
+    embedding_of,
+    label_of,
+    match_pairs,
+    plan_scores,
+    pooling_of,
+    read_text,
+    require_task,
+    vector_of,
+)
 from girih.serve.tokenizer import Tokenizer, load_tokenizer
 
 
 class LLM:
-    """A model, ready to generate.
+    """A model, ready to generate, embed or classify.
 
     Args:
         model: HF directory, `.gguf` file, hub id, or a built-in name.
@@ -153,16 +175,138 @@ class LLM:
             sequence.text = self.tokenizer.decode(sequence.token_ids)
         return found
 
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        use_activation: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[EmbeddingOutput]:
+        """Embed texts, all in one batch.
+
+        Args:
+            texts: text, token ids, or a list of these.
+            dimensions: cut embeddings to their first values (models made for it).
+            use_activation: bring them to length 1; None does as the model's files say.
+            truncate_prompt_tokens: most tokens of a text, -1 as many as the model takes; None
+                refuses longer ones.
+
+        Raises:
+            RequestError: the model does not embed, or a text or parameter cannot be served.
+        """
+        facts = self.handle.facts
+        require_task(facts, ("embed",))
+        pooling = pooling_of(facts)
+        check_dimensions(dimensions, pooling)
+        params = PoolingParams(dimensions=dimensions, use_activation=use_activation)
+        width = dimensions or pooling.width
+        return [
+            EmbeddingOutput(ids, embedding_of(pooled, pooling, width), cached)
+            for ids, pooled, cached in self._pooled(texts, truncate_prompt_tokens, params)
+        ]
+
+    def classify(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        use_activation: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ClassificationOutput]:
+        """Classify texts, all in one batch.
+
+        Args:
+            texts: text, token ids, or a list of these.
+            use_activation: False gives the head's values as they are.
+            truncate_prompt_tokens: as in `embed`.
+
+        Raises:
+            RequestError: the model does not classify, or a text cannot be served.
+        """
+        facts = self.handle.facts
+        require_task(facts, ("classify",))
+        pooling, params = pooling_of(facts), PoolingParams(use_activation=use_activation)
+        found = []
+        for ids, pooled, cached in self._pooled(texts, truncate_prompt_tokens, params):
+            probs = vector_of(pooled)
+            found.append(ClassificationOutput(ids, label_of(probs, pooling), probs, cached))
+        return found
+
+    def score(
+        self,
+        first: str | list[str],
+        second: str | list[str],
+        *,
+        use_activation: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ScoreOutput]:
+        """Score texts against others: one against many, or as many against as many.
+
+        Args:
+            first: texts, a query for example.
+            second: the texts they are held against.
+            use_activation: False gives a cross-encoder's values as they are.
+            truncate_prompt_tokens: as in `embed`.
+
+        Raises:
+            RequestError: the model gives no scores, or a text cannot be served.
+        """
+        facts = self.handle.facts
+        require_task(facts, ("embed", "classify"))
+        params = PoolingParams(use_activation=use_activation)
+        options = TextOptions(truncate_prompt_tokens, params=params)
+        pairs = match_pairs(first, second, ("first", "second"))
+        plan = plan_scores(pairs, self.tokenizer, facts, options)
+        outputs = run_texts(self.handle.core, plan.texts, self._names(len(plan.texts)))
+        scores = plan.scores([output.pooled or b"" for output in outputs])
+        return [
+            ScoreOutput(
+                score, plan.tokens_of(place), outputs[plan.pairs[place][-1]].num_cached_tokens
+            )
+            for place, score in enumerate(scores)
+        ]
+
+    def _pooled(
+        self, texts: Prompt | Sequence[Prompt], truncate: int | None, params: PoolingParams
+    ) -> Iterator[tuple[list[int], bytes, int]]:
+        """(token ids, vector, cached tokens) of each text."""
+        options, facts = TextOptions(truncate, params=params), self.handle.facts
+        read = [
+            read_text(_plain(text), self.tokenizer, facts, options)
+            for text in as_prompt_list(texts)
+        ]
+        for text, output in zip(
+            read, run_texts(self.handle.core, read, self._names(len(read))), strict=True
+        ):
+            yield text.token_ids, output.pooled or b"", output.num_cached_tokens
+
+    def _names(self, count: int) -> list[str]:
+        return [str(next(self._ids)) for _ in range(count)]
+
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix."""
         self.handle.core.reset_prefix_cache()
 
     def _batch(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> InlineBatch:
+        require_task(self.handle.facts, ("generate",))
         items = [
             (str(next(self._ids)), prompt, chosen)
             for prompt, chosen in zip(prompts, params, strict=True)
         ]
         return InlineBatch(self.handle, self.tokenizer, items)
+
+
+def _plain(prompt: Prompt) -> str | list[int]:
+    """A text or ids, out of the dictionary that may hold them."""
+    if not isinstance(prompt, dict):
+        return prompt
+    found = prompt.get("prompt_token_ids", prompt.get("prompt"))
+    if not isinstance(found, str | list):
+        raise RequestError(
+            f"a text dict has the keys {sorted(prompt)}; it needs 'prompt' or 'prompt_token_ids'",
+            param="input",
+        )
+    return found
 
 
 def _start_engine(config: EngineConfig, progress: Progress) -> EngineHandle:

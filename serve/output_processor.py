@@ -27,6 +27,7 @@ class Delta:
         stop_reason: the stop string or stop token id, if one ended the output.
         num_cached_tokens: prompt tokens found in the prefix cache.
         error: why the request failed, for finish reason "error".
+        pooled: the vector asked for instead of tokens, little-endian float32.
     """
 
     text: str = ""
@@ -37,6 +38,7 @@ class Delta:
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    pooled: bytes | None = None
 
     def merge(self, later: Delta) -> None:
         """Append `later` to this delta."""
@@ -50,6 +52,7 @@ class Delta:
         self.stop_reason = later.stop_reason
         self.num_cached_tokens = max(self.num_cached_tokens, later.num_cached_tokens)
         self.error = later.error
+        self.pooled = later.pooled or self.pooled
 
 
 class OutputProcessor:
@@ -93,6 +96,7 @@ class OutputProcessor:
             stop_reason=stop if stop is not None else output.stop_reason,
             num_cached_tokens=output.num_cached_tokens,
             error=output.error,
+            pooled=output.pooled,
         )
         self.finished = delta.finish_reason is not None
         self.must_abort = stop is not None and output.finish_reason is None

@@ -51,3 +51,51 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
     finished: bool = False
+
+
+@dataclass(frozen=True)
+class EmbeddingOutput:
+    """The embedding of a text.
+
+    Attributes:
+        prompt_token_ids: the text as ids.
+        embedding: the vector; one per token where the model pools nothing.
+        num_cached_tokens: tokens found in the prefix cache.
+    """
+
+    prompt_token_ids: list[int]
+    embedding: list[float] | list[list[float]]
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class ClassificationOutput:
+    """What a classifier says of a text.
+
+    Attributes:
+        prompt_token_ids: the text as ids.
+        label: the name of the largest value.
+        probs: one value per label.
+        num_cached_tokens: tokens found in the prefix cache.
+    """
+
+    prompt_token_ids: list[int]
+    label: str
+    probs: list[float]
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class ScoreOutput:
+    """How well two texts belong together.
+
+    Attributes:
+        score: of a cross-encoder what its head says, of an embedder the cosine of both embeddings.
+        num_prompt_tokens: tokens computed for this pair (a text scored against several counts
+            once, with the first).
+        num_cached_tokens: those of them found in the prefix cache.
+    """
+
+    score: float
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from girih.graph.progress import Progress
 from girih.runtime.core_process import Build
+from girih.runtime.messages import EngineFacts
 from girih.runtime.remote_core import RemoteCore
 
 
@@ -59,3 +60,8 @@ class RemoteHandle:
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end an output."""
         return self._core.facts.eos_token_ids
+
+    @property
+    def facts(self) -> EngineFacts:
+        """All of these, and the model's task."""
+        return self._core.facts

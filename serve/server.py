@@ -153,11 +153,7 @@ class GirihServer:
             Served(
                 engine=engine,
                 tokenizer=started.tokenizer,
-                name=facts.name,
-                key=facts.key,
-                max_model_len=facts.max_model_len,
-                vocab_size=facts.vocab_size,
-                eos_token_ids=tuple(facts.eos_token_ids),
+                facts=facts,
                 defaults=SamplingDefaults(
                     read_generation_config(Path(facts.model_path)), self._sampling
                 ),
@@ -169,7 +165,10 @@ class GirihServer:
     def _ready_line(self, started: StartedEngine) -> str:
         host = "127.0.0.1" if self._config.host in ("0.0.0.0", "::") else self._config.host
         url = f"http://{host}:{self.port}"
-        if started.tokenizer.chat_template is not None:
+        if started.facts.task != "generate":
+            path = "embeddings" if started.facts.task == "embed" else "classify"
+            body = '{"input": "Hello!"}'
+        elif started.tokenizer.chat_template is not None:
             path, body = "chat/completions", '{"messages": [{"role": "user", "content": "Hello!"}]}'
         else:
             path, body = "completions", '{"prompt": "Once upon a time", "max_tokens": 32}'

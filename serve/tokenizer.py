@@ -64,6 +64,55 @@ class Tokenizer:
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(f"the text is not valid Unicode: {error}", param="prompt") from error
 
+    def encode_framed(
+        self,
+        text: str,
+        second: str | None = None,
+        limit: int | None = None,
+        add_special_tokens: bool = True,
+    ) -> tuple[list[int], list[int]]:
+        """Return the token ids of a text or a pair, and which text each token is of (0 or 1).
+
+        Args:
+            text: the first text.
+            second: the second one of a pair.
+            limit: most tokens, the marks around the texts included; the longer text is cut at its
+                end first.
+            add_special_tokens: put these marks.
+
+        Raises:
+            RequestError: a text is not valid Unicode, or the limit leaves no room beside the marks.
+        """
+        try:
+            if limit is None:
+                framed = self._backend.encode(text, second, add_special_tokens=add_special_tokens)
+            else:
+                framed = self._shortened(text, second, limit, add_special_tokens)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestError(f"the text is not valid Unicode: {error}", param="input") from error
+        return list(framed.ids), list(framed.type_ids)
+
+    def _shortened(
+        self, text: str, second: str | None, limit: int, add_special_tokens: bool
+    ) -> tokenizers.Encoding:
+        backend = self._backend
+        marks = backend.num_special_tokens_to_add(second is not None) if add_special_tokens else 0
+        room = limit - marks
+        if room < 1:
+            raise RequestError(
+                f"truncate_prompt_tokens is {limit}, which leaves no room beside the {marks} marks "
+                "that the model expects around a text",
+                param="truncate_prompt_tokens",
+            )
+        first = backend.encode(text, add_special_tokens=False)
+        other = None if second is None else backend.encode(second, add_special_tokens=False)
+        if other is None:
+            first.truncate(room)
+        else:
+            first.truncate(max(room - len(other), (room + 1) // 2))
+            other.truncate(max(0, room - len(first)))
+        return backend.post_process(first, other, add_special_tokens)
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `token_ids`; ids the tokenizer does not know are left out."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))

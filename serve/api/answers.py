@@ -245,6 +245,84 @@ class TokenCount(BaseModel):
     input_tokens: int
 
 
+class Embedding(BaseModel):
+    """The embedding of one text."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | list[list[float]] | str = Field(
+        description="Values, or base64 of little-endian float32; one list per token where the "
+        "model pools nothing."
+    )
+
+
+class EmbeddingList(BaseModel):
+    """Answer of /v1/embeddings."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Embedding]
+    usage: Usage
+
+
+class ClassifiedText(BaseModel):
+    """What a classifier says of one text."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassList(BaseModel):
+    """Answer of /v1/classify."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ClassifiedText]
+    usage: Usage
+
+
+class PairScore(BaseModel):
+    """The score of one pair."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreList(BaseModel):
+    """Answer of /v1/score."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PairScore]
+    usage: Usage
+
+
+class RankedDocument(BaseModel):
+    """A document and how well it fits."""
+
+    index: int = Field(description="Its place in the request.")
+    relevance_score: float
+    document: dict[str, str] | None = None
+
+
+class Ranking(BaseModel):
+    """Answer of /v1/rerank: the best document first."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: Usage
+
+
 class Tokens(BaseModel):
     """Answer of /tokenize."""
 
@@ -270,12 +348,18 @@ class ModelCard(BaseModel):
     root: str
     parent: str | None
     max_model_len: int
+    task: Literal["generate", "embed", "classify"]
 
 
 class ModelDetails(ModelCard):
     """The served model with what it does when a request does not say."""
 
-    default_sampling: dict[str, Any] = Field(description="Effective sampling defaults.")
+    default_sampling: dict[str, Any] | None = Field(
+        description="Effective sampling defaults of a model that generates."
+    )
+    pooling: dict[str, Any] | None = Field(
+        description="How one that embeds or classifies makes its vectors."
+    )
     limits: dict[str, Any] = Field(description="Largest values this server takes.")
 
 

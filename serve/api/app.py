@@ -13,6 +13,7 @@ from girih.serve.api.errors import install_error_handlers
 from girih.serve.api.http_metrics import HttpMetrics
 from girih.serve.api.messages import routes as messages
 from girih.serve.api.middleware import AccessLog, Guard, RequestIds
+from girih.serve.api.pooling import routes as pooling
 from girih.serve.api.responses import routes as responses
 from girih.serve.api.state import ServerState
 
@@ -40,7 +41,9 @@ def create_app(state: ServerState, lifespan: Lifespan | None = None) -> FastAPI:
     )
     app.state.server = state
     install_error_handlers(app)
-    for module in (chat, completions, responses, messages, generate, info, metrics, openapi, web):
+    for module in (chat, completions, responses, messages, generate, pooling):
+        app.include_router(module.router)
+    for module in (info, metrics, openapi, web):
         app.include_router(module.router)
     if state.config.admin_key is not None:
         app.include_router(admin.router)

@@ -90,7 +90,7 @@ def make_plan(
     for prompt in prompts:
         check_prompt_ids(prompt, served.vocab_size)
     params.check_vocabulary(served.vocab_size)
-    name = _request_name(http, body)
+    name = request_name(http, body.request_id)
     singles = split_n(params)
     now = time.monotonic()
     requests = [
@@ -132,10 +132,19 @@ def truncate_prompt(prompt: list[int], keep: int | None, max_model_len: int) -> 
     return prompt[-(max_model_len - 1 if keep == -1 else keep) :]
 
 
-def _request_name(http: Request, body: SamplingBody) -> str:
-    if body.request_id is not None and not http.state.has_own_id:
-        _check_name(body.request_id)
-        http.state.request_id = body.request_id
+def request_name(http: Request, given: str | None) -> str:
+    """The id of a request: its header's, its body's, or a new one.
+
+    Args:
+        http: the request.
+        given: `request_id` of its body.
+
+    Raises:
+        RequestError: the id cannot be sent back.
+    """
+    if given is not None and not http.state.has_own_id:
+        _check_name(given)
+        http.state.request_id = given
     name = str(http.state.request_id)
     _check_name(name)
     return name

@@ -8,7 +8,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from girih import __version__
+from girih.graph.task import TASKS
 from girih.kernels.errors import RequestError
+from girih.runtime.pooling_params import PoolingFacts
 from girih.serve.api.bodies import ignored_header
 from girih.serve.api.errors import RETRY_SECONDS, ApiError, json_response
 from girih.serve.api.generation import LONG_BODY, refuse_endless
@@ -58,19 +60,22 @@ async def models(request: Request) -> Response:
 
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> Response:
-    """Describe the served model: its effective sampling defaults and the server's limits."""
+    """Describe the served model: its sampling defaults, or how it pools, and the limits."""
     state = _state(request)
     served = state.require(name)
+    card = {**_card(served), "limits": _limits(served, state)}
+    pooling = served.facts.pooling
+    if pooling is not None:
+        return json_response({**card, "default_sampling": None, "pooling": _pooling(pooling)})
     sampling = {**served.defaults.values, "max_tokens": served.defaults.max_tokens}
-    card = {**_card(served), "default_sampling": sampling, "limits": _limits(served, state)}
-    return json_response(card)
+    return json_response({**card, "default_sampling": sampling, "pooling": None})
 
 
 @router.post("/tokenize")
 @router.post("/v1/tokenize")
 async def tokenize(request: Request) -> Response:
     """Return the ids of a text or a conversation."""
-    state, body, served = await open_request(request, TokenizeRequest)
+    state, body, served = await open_request(request, TokenizeRequest, TASKS)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
     trusts = state.config.trust_request_chat_template
@@ -99,7 +104,7 @@ def _tokens_of(body: TokenizeRequest, served: Served, trusts_template: bool) -> 
 @router.post("/v1/detokenize")
 async def detokenize(request: Request) -> Response:
     """Return the text of ids."""
-    _, body, served = await open_request(request, DetokenizeRequest)
+    _, body, served = await open_request(request, DetokenizeRequest, TASKS)
     if body.tokens:
         check_prompt_ids(body.tokens, served.vocab_size)
     text = served.tokenizer.decode(body.tokens, bool(body.skip_special_tokens))
@@ -120,6 +125,17 @@ def _limits(served: Served, state: ServerState) -> dict[str, Any]:
     }
 
 
+def _pooling(pooling: PoolingFacts) -> dict[str, Any]:
+    return {
+        "mode": pooling.mode,
+        "width": pooling.width,
+        "activation": pooling.activation,
+        "is_matryoshka": pooling.can_cut,
+        "dimensions": list(pooling.dimensions),
+        "labels": list(pooling.labels),
+    }
+
+
 def _card(served: Served) -> dict[str, Any]:
     return {
         "id": served.name,
@@ -129,4 +145,5 @@ def _card(served: Served) -> dict[str, Any]:
         "root": served.name,
         "parent": None,
         "max_model_len": served.max_model_len,
+        "task": served.facts.task,
     }

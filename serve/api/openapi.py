@@ -15,6 +15,12 @@ from girih.serve.api.bodies import Body
 from girih.serve.api.errors import json_response
 from girih.serve.api.generate import GenerateRequest
 from girih.serve.api.messages.protocol import CountTokensRequest, MessagesRequest
+from girih.serve.api.pooling.protocol import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from girih.serve.api.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -86,6 +92,27 @@ ROUTES: dict[str, RouteDoc] = {
     "POST /inference/v1/generate": RouteDoc(
         answers.Generation, GenerateRequest, {"token_ids": [1, 2, 3]}, streams=True
     ),
+    "POST /v1/embeddings": RouteDoc(
+        answers.EmbeddingList, EmbeddingRequest, {"input": ["Hello!", "Bye."]}
+    ),
+    **{
+        f"POST {path}": RouteDoc(answers.ClassList, ClassifyRequest, {"input": "I like it."})
+        for path in ("/v1/classify", "/classify")
+    },
+    **{
+        f"POST {path}": RouteDoc(
+            answers.ScoreList, ScoreRequest, {"text_1": "A cat.", "text_2": ["A dog.", "A tax."]}
+        )
+        for path in ("/v1/score", "/score")
+    },
+    **{
+        f"POST {path}": RouteDoc(
+            answers.Ranking,
+            RerankRequest,
+            {"query": "pets", "documents": ["A dog.", "A tax."], "top_n": 1},
+        )
+        for path in ("/v1/rerank", "/v2/rerank", "/rerank")
+    },
     "POST /tokenize": RouteDoc(answers.Tokens, TokenizeRequest, {"prompt": "Hello!"}),
     "POST /v1/tokenize": RouteDoc(answers.Tokens, TokenizeRequest, {"prompt": "Hello!"}),
     "POST /detokenize": RouteDoc(answers.Text, DetokenizeRequest, {"tokens": [1, 2, 3]}),

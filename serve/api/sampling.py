@@ -87,17 +87,30 @@ def chat_logprobs(body: ChatCompletionRequest, limits: ServeConfig) -> int | Non
 
 def check_effective(params: SamplingParams, priority: int | None, policy: str) -> None:
     """Raise `RequestError` for values that the engine's settings would make idle."""
+    check_priority(priority, policy)
+    if params.n > 1 and params.is_greedy:
+        raise RequestError(
+            f"n is {params.n} with temperature 0, which would give {params.n} equal answers; "
+            "set n to 1 or a temperature above 0",
+            param="n",
+        )
+
+
+def check_priority(priority: int | None, policy: str) -> None:
+    """Raise `RequestError` for a priority that the scheduler's policy would not look at."""
     if priority and policy != "priority":
         raise RequestError(
             f"priority is {priority}, but the server schedules by {policy!r}; leave it out, or "
             "start the server with scheduler.policy=priority",
             param="priority",
         )
-    if params.n > 1 and params.is_greedy:
+
+
+def check_salt(salt: str | None) -> None:
+    """Raise `RequestError` for a cache salt of a length that is not allowed."""
+    if salt is not None and not 1 <= len(salt) <= 128:
         raise RequestError(
-            f"n is {params.n} with temperature 0, which would give {params.n} equal answers; "
-            "set n to 1 or a temperature above 0",
-            param="n",
+            f"cache_salt has {len(salt)} characters; it must have 1 to 128", param="cache_salt"
         )
 
 
@@ -123,11 +136,7 @@ def _check_limits(body: SamplingBody, limits: ServeConfig) -> None:
             param="stop",
         )
     _checked_logprobs("prompt_logprobs", body.prompt_logprobs, limits)
-    if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= 128:
-        raise RequestError(
-            f"cache_salt has {len(body.cache_salt)} characters; it must have 1 to 128",
-            param="cache_salt",
-        )
+    check_salt(body.cache_salt)
     if isinstance(body, CompletionRequest) and body.best_of not in (None, body.n or 1):
         raise RequestError(
             f"best_of is {body.best_of}; this server does not rank completions: leave it out, or "

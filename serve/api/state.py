@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from fastapi import Request
 
 from girih.graph.progress import ProgressEvent
 from girih.kernels.errors import EngineError
+from girih.runtime.messages import EngineFacts
 from girih.serve.api.bodies import BodyType, read_body
 from girih.serve.api.errors import RETRY_SECONDS, ApiError
 from girih.serve.api.http_metrics import HttpSeen
@@ -19,6 +21,7 @@ from girih.serve.api.responses.store import ResponseStore
 from girih.serve.async_engine import AsyncEngine
 from girih.serve.config import ServeConfig
 from girih.serve.sampling_defaults import SamplingDefaults
+from girih.serve.texts import require_task
 from girih.serve.tokenizer import Tokenizer
 
 ENGINE_SECONDS = 1.0  # a probe waits no longer for a step to end
@@ -31,11 +34,7 @@ class Served:
     Attributes:
         engine: takes requests.
         tokenizer: the model's.
-        name: the model id clients use.
-        key: the bundle's key, shown as `system_fingerprint`.
-        max_model_len: longest prompt + output, in tokens.
-        vocab_size: ids are below this.
-        eos_token_ids: ids that end an answer.
+        facts: what the engine says of the model.
         defaults: effective sampling defaults.
         policy: how the scheduler orders requests.
         created: Unix time of readiness.
@@ -43,14 +42,35 @@ class Served:
 
     engine: AsyncEngine
     tokenizer: Tokenizer
-    name: str
-    key: str
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
+    facts: EngineFacts
     defaults: SamplingDefaults
     policy: str = "fcfs"
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def name(self) -> str:
+        """The model id clients use."""
+        return self.facts.name
+
+    @property
+    def key(self) -> str:
+        """The bundle's key, shown as `system_fingerprint`."""
+        return self.facts.key
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt + output, in tokens."""
+        return self.facts.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are below this."""
+        return self.facts.vocab_size
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer."""
+        return tuple(self.facts.eos_token_ids)
 
 
 class ServerState:
@@ -168,15 +188,23 @@ class ServerState:
 
 
 async def open_request(
-    request: Request, kind: type[BodyType]
+    request: Request, kind: type[BodyType], tasks: Sequence[str] = ("generate",)
 ) -> tuple[ServerState, BodyType, Served]:
     """Read the body of a request for the served model.
 
+    Args:
+        request: the HTTP request.
+        kind: of its body.
+        tasks: what the model must be for: one of these.
+
     Raises:
+        RequestError: the model has another task.
         ApiError: 503 before anything is read while there is no model; what `read_body` refuses;
             404 when the body names another model.
     """
     state: ServerState = request.app.state.server
     state.require(None)
     body = await read_body(request, kind)
-    return state, body, state.require(getattr(body, "model", None))
+    served = state.require(getattr(body, "model", None))
+    require_task(served.facts, tasks)
+    return state, body, served

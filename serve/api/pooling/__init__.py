@@ -1,0 +1,1 @@
+"""Routes of models that embed or classify: embeddings, scores, rankings, classes."""
