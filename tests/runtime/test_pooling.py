@@ -1,5 +1,6 @@
 """Models that embed or classify: the engine's vectors against transformers in float32."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -17,6 +18,7 @@ from support_pooling import (
 )
 from torch.nn.functional import normalize
 
+from girih.conf.files import load_opt_level
 from girih.kernels.errors import ConfigError, RequestError, SourceError
 from girih.runtime.pooling_params import PoolingParams
 from girih.runtime.request import EngineRequest
@@ -233,3 +235,42 @@ def test_more_texts_than_a_step_holds_wait_their_turn(tmp_path):
     for ids, found in zip(texts, vectors(handle, texts), strict=True):
         assert difference(found, normalize(hidden_states(model, ids)[0], dim=-1)) < 2e-5
     assert handle.core.stats().num_steps >= 8
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """A cross-encoder with token types and a mean below its head, proved and compiled."""
+    path = tmp_path_factory.mktemp("compiled")
+    model = write_pooled(
+        path / "model", "bert", "classify", num_labels=1, classifier_pooling="mean"
+    )
+    opt = dataclasses.replace(load_opt_level("O2"), verify=True)
+    options = {"opt": opt, "bundle": str(path / "bundle"), "num_blocks": None}
+    return model, engine(path / "model", **options), options, path / "model"
+
+
+def test_compiled_code_scores_as_eager_code_does(compiled):
+    _, handle, options, path = compiled
+    assert handle.report.bundle.startswith("built")
+    texts = random_texts((21, 9, 1, 30))
+    asked = [
+        PoolingParams(token_types=[0] * (n // 2) + [1] * (n - n // 2)) for n in map(len, texts)
+    ]
+    eager = vectors(engine(path), texts, asked)
+    again = engine(path, **options)
+    assert again.report.bundle == "found"
+    assert "as recorded" in again.report.canary
+    for found in (vectors(handle, texts, asked), vectors(again, texts, asked)):
+        for a, b in zip(found, eager, strict=True):
+            assert np.abs(a - b).max() < 1e-5
+    assert "attention cpu_paged" in handle.report.attention
+
+
+def test_a_mean_below_a_head_is_that_of_the_hidden_states(compiled):
+    model, handle, _, _ = compiled
+    texts = random_texts((21, 9))
+    for ids, found in zip(texts, vectors(handle, texts), strict=True):
+        with torch.no_grad():
+            mean = hidden_states(model, ids).mean(0, keepdim=True)[None]
+            value = model.classifier(model.bert.pooler(mean))[0].sigmoid()
+        assert difference(found, value) < 2e-5
