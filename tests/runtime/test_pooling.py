@@ -20,6 +20,7 @@ from torch.nn.functional import normalize
 
 from girih.conf.files import load_opt_level
 from girih.kernels.errors import ConfigError, RequestError, SourceError
+from girih.runtime.metrics import EngineMetrics
 from girih.runtime.pooling_params import PoolingParams
 from girih.runtime.request import EngineRequest
 
@@ -235,6 +236,24 @@ def test_more_texts_than_a_step_holds_wait_their_turn(tmp_path):
     for ids, found in zip(texts, vectors(handle, texts), strict=True):
         assert difference(found, normalize(hidden_states(model, ids)[0], dim=-1)) < 2e-5
     assert handle.core.stats().num_steps >= 8
+
+
+def test_metrics_count_texts_and_no_output_tokens(tmp_path):
+    write_pooled(tmp_path, "qwen2", "embed")
+    handle = engine(tmp_path)
+    metrics = EngineMetrics(handle.core, "tiny", 160)
+    handle.core.observers.append(metrics)
+    (text,) = random_texts((50,))
+    vectors(handle, [text])
+    vectors(handle, [text])
+    lines = [line for line in metrics.text().splitlines() if line.startswith("girih:")]
+    values = {line.partition("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
+    assert values["girih:request_prompt_tokens_sum"] == 100
+    assert values["girih:prompt_tokens_cached_total"] == 48
+    assert values["girih:e2e_request_latency_seconds_count"] == 2
+    assert values["girih:request_prefill_time_seconds_sum"] > 0
+    for name in ("request_generation_tokens", "time_to_first_token_seconds"):
+        assert values[f"girih:{name}_count"] == 0
 
 
 @pytest.fixture(scope="module")

@@ -299,29 +299,6 @@ def test_a_classifier_names_the_label_and_its_probabilities(classifier):
     assert "3 labels, so it gives no score" in error["message"]
 
 
-def test_vectors_are_counted_in_the_metrics(classifier):
-    url = classifier[2]
-    before = _metrics(url)
-    post(url, "/v1/classify", input=TEXTS)
-    after = _metrics(url)
-    for name, more in (
-        ("girih:request_success_total", 3),
-        ("girih:request_prompt_tokens_count", 3),
-    ):
-        assert after[name] - before.get(name, 0) == more
-    assert after["girih:request_generation_tokens_count"] == 0
-
-
-def _metrics(url):
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
-    found = {}
-    for line in lines:
-        if line.startswith("girih:"):
-            name = line.partition("{")[0]
-            found[name] = found.get(name, 0) + float(line.rsplit(" ", 1)[1])
-    return found
-
-
 def test_a_model_that_generates_refuses_the_pooling_routes(tiny_server):
     for path, body in (("/v1/embeddings", {"input": "a"}), ("/v1/rerank", {"query": "a"})):
         error = error_of(post(tiny_server, path, **body))
