@@ -60,6 +60,7 @@ class RouteDoc:
         example: a body that works.
         streams: whether `stream` turns the answer into events.
         is_open: whether no key is needed.
+        tasks: what the model must be for, one of these; () for any.
     """
 
     answer: type[BaseModel]
@@ -67,6 +68,7 @@ class RouteDoc:
     example: Any = None
     streams: bool = False
     is_open: bool = False
+    tasks: tuple[str, ...] = ()
 
 
 _HELLO = [{"role": "user", "content": "Why is the sky blue?"}]
@@ -93,15 +95,23 @@ ROUTES: dict[str, RouteDoc] = {
         answers.Generation, GenerateRequest, {"token_ids": [1, 2, 3]}, streams=True
     ),
     "POST /v1/embeddings": RouteDoc(
-        answers.EmbeddingList, EmbeddingRequest, {"input": ["Hello!", "Bye."]}
+        answers.EmbeddingList,
+        EmbeddingRequest,
+        {"input": ["Hello!", "Bye."]},
+        tasks=("embed",),
     ),
     **{
-        f"POST {path}": RouteDoc(answers.ClassList, ClassifyRequest, {"input": "I like it."})
+        f"POST {path}": RouteDoc(
+            answers.ClassList, ClassifyRequest, {"input": "I like it."}, tasks=("classify",)
+        )
         for path in ("/v1/classify", "/classify")
     },
     **{
         f"POST {path}": RouteDoc(
-            answers.ScoreList, ScoreRequest, {"text_1": "A cat.", "text_2": ["A dog.", "A tax."]}
+            answers.ScoreList,
+            ScoreRequest,
+            {"text_1": "A cat.", "text_2": ["A dog.", "A tax."]},
+            tasks=("embed", "classify"),
         )
         for path in ("/v1/score", "/score")
     },
@@ -110,6 +120,7 @@ ROUTES: dict[str, RouteDoc] = {
             answers.Ranking,
             RerankRequest,
             {"query": "pets", "documents": ["A dog.", "A tax."], "top_n": 1},
+            tasks=("embed", "classify"),
         )
         for path in ("/v1/rerank", "/v2/rerank", "/rerank")
     },
@@ -167,6 +178,8 @@ def _operation(method: str, path: str, route: RouteDoc, needs_key: bool) -> dict
         "summary": _first_line(route.answer),
         "responses": {"200": {"description": "The answer.", "content": content}},
     }
+    if route.tasks:
+        operation["description"] = f"For a model whose task is {' or '.join(route.tasks)}."
     name = path.partition("{")[2].partition("}")[0]
     if name:
         operation["parameters"] = [

@@ -57,6 +57,8 @@ def test_every_example_works_and_answers_have_their_shape(server):
     kept = {"input": "keep", "request_id": "kept"}
     assert server.post("/v1/responses", **kept).status_code == 200
     for name, route in sorted(ROUTES.items(), key=lambda item: item[0].startswith("DELETE")):
+        if route.tasks:  # `test_pooling` has models for these
+            continue
         method, _, path = name.partition(" ")
         for part, value in NAMED.items():
             path = path.replace(part, value)

@@ -5,6 +5,7 @@ import base64
 import json
 
 import httpx
+import jsonschema
 import numpy as np
 import openai
 import pytest
@@ -15,6 +16,8 @@ from torch.nn.functional import normalize
 from girih import LLM
 from girih.kernels.errors import RequestError
 from girih.runtime.pooling_params import PoolingParams
+from girih.serve import cli
+from girih.serve.api.openapi import ROUTES
 from girih.serve.texts import TextOptions, match_pairs
 from girih.serve.tokenizer import load_tokenizer
 
@@ -297,6 +300,40 @@ def test_a_classifier_names_the_label_and_its_probabilities(classifier):
     assert raw["probs"] == pytest.approx(expected.tolist(), abs=1e-4)
     error = error_of(post(url, "/v1/score", text_1="a", text_2="b"))
     assert "3 labels, so it gives no score" in error["message"]
+
+
+@pytest.mark.parametrize("name", [name for name, route in ROUTES.items() if route.tasks])
+def test_every_example_works_and_answers_have_their_shape(name, embedder, ranker, classifier):
+    route, path = ROUTES[name], name.partition(" ")[2]
+    servers = [("embed", embedder), ("classify", ranker)]
+    if path.endswith("classify"):
+        servers.append(("classify", classifier))
+    document = httpx.get(f"{embedder[2]}/openapi.json").json()
+    reference = f"#/components/schemas/{route.answer.__name__}"
+    schema = {"$ref": reference, "components": document["components"]}
+    for task, (_, _, url) in servers:
+        answer = post(url, path, **route.example)
+        if task in route.tasks:
+            assert answer.status_code == 200, answer.text
+            jsonschema.validate(answer.json(), schema)
+        else:
+            error_of(answer)
+
+
+def test_lines_of_a_batch_file_may_be_texts(embedder, tmp_path):
+    lines = [
+        ("e", "/v1/embeddings", {"input": TEXTS}),
+        ("s", "/v1/score", {"text_1": TEXTS[0], "text_2": TEXTS}),
+        ("r", "/v1/rerank", {"query": TEXTS[0], "documents": TEXTS}),
+    ]
+    entries = [{"custom_id": i, "method": "POST", "url": u, "body": b} for i, u, b in lines]
+    (tmp_path / "in").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    words = [f"input={tmp_path / 'in'}", f"output={tmp_path / 'out'}", f"url={embedder[2]}"]
+    assert cli.main(["run-batch", "-q", *words]) == 0
+    answers = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    bodies = {a["custom_id"]: a["response"]["body"] for a in answers}
+    assert len(bodies["e"]["data"]) == len(bodies["s"]["data"]) == len(bodies["r"]["results"]) == 3
+    assert bodies["r"]["results"][0]["index"] == 0
 
 
 def test_a_model_that_generates_refuses_the_pooling_routes(tiny_server):
