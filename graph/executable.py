@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -26,6 +26,7 @@ from girih.kernels.attention import (
     kv_cache_shapes,
 )
 from girih.kernels.errors import CapacityError, EngineError
+from girih.kernels.kv_groups import KVCachePlan, KVCacheSpec, one_group
 from girih.kernels.state_ops import STATE_OPS, StateOp
 
 
@@ -39,8 +40,8 @@ class StepInputs:
         logits_index: int64 [S], the rows whose logits are wanted.
         query_start: int32 [R+1]; see `PagedBatch`.
         seq_lens: int32 [R].
-        block_table: int32 [R, max_blocks].
-        slot_mapping: int64 [T].
+        block_table: int32 [R, max_blocks]; [G, R, max_blocks] with several KV groups.
+        slot_mapping: int64 [T]; [G, T] with several KV groups.
         state_slots: int32 [R], the row of each request in the states of recurrent layers; None for
             a program without them. A request that starts (its first token is at position 0) finds
             a zero state there, whatever the row held.
@@ -59,13 +60,19 @@ class StepInputs:
     token_types: torch.Tensor | None = None
 
 
-def kv_bytes_per_block(layout: ProgramLayout, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes one block takes over all KV slots of a program."""
-    total = 0
-    for spec in layout.attention_specs:
-        for shape in _cache_shapes(spec, 1, block_size, dtype):
-            total += torch.Size(shape).numel() * dtype.itemsize
-    return total
+def kv_cache_specs(layout: ProgramLayout, dtype: torch.dtype) -> list[KVCacheSpec]:
+    """What each KV slot of a program keeps, in slot order."""
+    return [
+        KVCacheSpec(
+            spec.num_kv_heads,
+            spec.head_dim,
+            spec.head_dim_v,
+            dtype.itemsize,
+            window=spec.window if spec.causal else 0,
+            chunk=spec.chunk if spec.causal else 0,
+        )
+        for spec in layout.attention_specs
+    ]
 
 
 def state_bytes_per_request(layout: ProgramLayout) -> int:
@@ -85,6 +92,7 @@ class Executable:
         dtype: of activations and of the KV cache.
         attention: name of the attention backend; None chooses the best that can run each layer.
         num_state_slots: rows of the states of recurrent layers; as many as requests in a step.
+        groups: the KV groups; None keeps all layers in one.
 
     Attributes:
         before_step: called when a step begins; compiled code is taken in there while it serves.
@@ -100,8 +108,10 @@ class Executable:
         dtype: torch.dtype,
         attention: str | None = None,
         num_state_slots: int = 0,
+        groups: KVCachePlan | None = None,
     ) -> None:
         self.layout = layout
+        self.groups = groups or one_group(kv_cache_specs(layout, dtype), block_size)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
@@ -112,7 +122,7 @@ class Executable:
         self._tiles = tiles
         self.before_step: Callable[[], None] | None = None
         self.choose_attention(attention)
-        self._caches = [self._allocate(spec) for spec in layout.attention_specs]
+        self._caches, self._group_of = self._allocate_groups()
         self._states = [_new_states(spec, num_state_slots) for spec in layout.state_specs]
         self.num_state_slots = num_state_slots
         self._dead = _values_dead_after(layout)
@@ -129,7 +139,7 @@ class Executable:
         Raises:
             EngineError: T is outside what tiles were compiled for.
         """
-        plans: dict[AttentionBackend, AttentionPlan] = {}
+        plans = _StepPlans(step, self.groups)
         values = self._begin(step)
         steps = self.layout.steps
         if step.logits_index.shape[0] == 0:  # a prefill chunk: only its KV is wanted
@@ -182,7 +192,7 @@ class Executable:
         item: AttentionStep | StateStep,
         values: list[torch.Tensor | None],
         step: StepInputs,
-        plans: dict[AttentionBackend, AttentionPlan],
+        plans: _StepPlans,
     ) -> torch.Tensor:
         if isinstance(item, AttentionStep):
             return self._attend(item, values, step, plans)
@@ -193,12 +203,10 @@ class Executable:
         item: AttentionStep,
         values: list[torch.Tensor | None],
         step: StepInputs,
-        plans: dict[AttentionBackend, AttentionPlan],
+        plans: _StepPlans,
     ) -> torch.Tensor:
         backend = self.backends[item.layer].backend
-        plan = plans.get(backend)
-        if plan is None:
-            plan = plans[backend] = backend.plan(step)
+        plan = plans.get(backend, self._group_of[item.layer])
         spec = item.spec
         keys, vals = self._caches[item.layer]
         out = self._attention_output(step.ids.shape[0], item)
@@ -226,8 +234,28 @@ class Executable:
             self._out = torch.empty(size, dtype=self.dtype)
         return self._out[:size].view(tokens, spec.num_heads, spec.head_dim_v)
 
+    def _allocate_groups(self) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], list[int]]:
+        """Caches of each layer, and its group: layer i of every group lies in the same tensors."""
+        specs, groups = self.layout.attention_specs, self.groups.groups
+        largest = max((group.layers for group in groups), key=len, default=())
+        caches = [self._allocate(specs[layer]) for layer in largest]
+        place = {
+            layer: (number, i)
+            for number, group in enumerate(groups)
+            for i, layer in enumerate(group.layers)
+        }
+        layers = range(len(specs))
+        return [caches[place[layer][1]] for layer in layers], [place[n][0] for n in layers]
+
     def _allocate(self, spec: AttentionSpec) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = _cache_shapes(spec, self.num_blocks, self.block_size, self.dtype)
+        keys, values = kv_cache_shapes(
+            self.num_blocks,
+            self.block_size,
+            spec.num_kv_heads,
+            spec.head_dim,
+            spec.head_dim_v,
+            self.dtype,
+        )
         try:
             return _lazy_zeros(keys, self.dtype), _lazy_zeros(values, self.dtype)
         except MemoryError as error:
@@ -248,29 +276,48 @@ class Executable:
 
     def memory_table(self) -> str:
         """Bytes owned, for people."""
-        cache = sum(k.nbytes + v.nbytes for k, v in self._caches)
-        tokens = (self.num_blocks - 1) * self.block_size
+        cache = self.num_blocks * self.groups.block_bytes
         states = sum(t.nbytes for slot in self._states for t in slot)
         states_line = f"states    {states / 2**20:10.1f} MiB\n" if states else ""
         return (
             f"weights   {self._weight_bytes / 2**20:10.1f} MiB\n"
             f"kv cache  {cache / 2**20:10.1f} MiB  "
-            f"({self.num_blocks} blocks of {self.block_size}, {tokens} tokens)\n" + states_line
+            f"({self.num_blocks} blocks of {self.block_size} tokens, "
+            f"{self.groups.block_bytes / 2**10:.1f} KiB each)\n"
+            f"{self.groups.as_text()}{states_line}"
         )
+
+
+class _StepPlans:
+    """Attention plans of one step, made when first asked for."""
+
+    def __init__(self, step: StepInputs, groups: KVCachePlan) -> None:
+        self._step = step
+        self._plans: dict[tuple[AttentionBackend, int], AttentionPlan] = {}
+        self._has_groups = step.block_table.dim() == 3
+        num_groups = step.block_table.shape[0] if self._has_groups else 1
+        if num_groups != len(groups.groups) and groups.groups:
+            raise EngineError(
+                f"a step has block tables of {num_groups} KV groups; the program has "
+                f"{len(groups.groups)}"
+            )
+
+    def get(self, backend: AttentionBackend, group: int) -> AttentionPlan:
+        """The plan of a backend for one KV group."""
+        plan = self._plans.get((backend, group))
+        if plan is None:
+            batch = self._step
+            if self._has_groups:
+                table, slots = batch.block_table[group], batch.slot_mapping[group]
+                batch = replace(batch, block_table=table, slot_mapping=slots)
+            plan = self._plans[backend, group] = backend.plan(batch)
+        return plan
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Zeros whose pages are taken when first written (calloc; `torch.zeros` writes them all)."""
     size = torch.Size(shape).numel() * dtype.itemsize
     return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)
-
-
-def _cache_shapes(
-    spec: AttentionSpec, num_blocks: int, block_size: int, dtype: torch.dtype
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return kv_cache_shapes(
-        num_blocks, block_size, spec.num_kv_heads, spec.head_dim, spec.head_dim_v, dtype
-    )
 
 
 def _values_dead_after(layout: ProgramLayout) -> list[tuple[int, ...]]:

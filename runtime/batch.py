@@ -46,7 +46,7 @@ class PromptRows:
 
 @dataclass(frozen=True)
 class StepBatch:
-    """Inputs of one step: T packed tokens of R requests; all tensors on the CPU.
+    """Inputs of one step: T packed tokens of R requests, G KV groups; all tensors on the CPU.
 
     Attributes:
         step_id: of the plan.
@@ -54,8 +54,8 @@ class StepBatch:
         positions: int64 [T] place of each token in its sequence.
         query_start: int32 [R + 1], where each request's tokens begin.
         seq_lens: int32 [R], context with this step's tokens.
-        block_table: int32 [R, blocks of the longest context].
-        slot_mapping: int64 [T], where each token's KV goes.
+        block_table: int32 [R, blocks of the longest context]; [G, R, ...] unless G is 1.
+        slot_mapping: int64 [T], where each token's KV goes; [G, T] unless G is 1.
         state_slots: int32 [R], where each request's recurrent state is kept.
         logits_index: int64 [S + P], tokens whose logits are needed: the S to sample from
             first, then those of `prompt_rows`.
@@ -95,13 +95,20 @@ class PersistentBatch:
         max_model_len: tokens per row.
         block_size: token slots per KV block.
         vocab_size: width of the logits.
+        num_groups: KV groups; a row's block table has one block of each per `block_size` tokens.
     """
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        vocab_size: int,
+        num_groups: int = 1,
     ) -> None:
-        max_blocks = -(-max_model_len // block_size)
+        max_blocks = -(-max_model_len // block_size) * num_groups
         self.block_size = block_size
+        self.num_groups = num_groups
         self.row_of: dict[str, int] = {}
         self._ids: list[str] = []  # row -> request id
         self._token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
@@ -236,8 +243,6 @@ class PersistentBatch:
         token_rows = np.repeat(rows, counts)  # [T]
         positions = np.arange(query_start[-1], dtype=np.int64)
         positions += np.repeat(computed - query_start[:-1], counts)
-        blocks = self._block_table[token_rows, positions // self.block_size]
-        slot_mapping = blocks.astype(np.int64) * self.block_size + positions % self.block_size
         is_sampled = seq_lens == self._num_tokens[rows]
         sampled_rows = rows[is_sampled]
         logits_index = query_start[1:][is_sampled].astype(np.int64) - 1
@@ -245,7 +250,7 @@ class PersistentBatch:
         if self._prompt_logprobs:
             prompt_rows, extra = self._prompt_rows(rows, query_start, len(logits_index))
             logits_index = np.concatenate([logits_index, *extra])
-        num_columns = -(-int(seq_lens.max()) // self.block_size)
+        block_table, slot_mapping = self._kv_places(rows, token_rows, positions, seq_lens)
         history = (self._token_ids, self._num_tokens, self._num_prompt_tokens)
         return StepBatch(
             step_id=step_id,
@@ -253,7 +258,7 @@ class PersistentBatch:
             positions=torch.from_numpy(positions),
             query_start=torch.from_numpy(query_start),
             seq_lens=torch.from_numpy(seq_lens),
-            block_table=torch.from_numpy(self._block_table[rows, :num_columns]),
+            block_table=torch.from_numpy(block_table),
             slot_mapping=torch.from_numpy(slot_mapping),
             state_slots=torch.from_numpy(self._state_slots[rows]),
             logits_index=torch.from_numpy(logits_index),
@@ -263,6 +268,23 @@ class PersistentBatch:
             sampling=self._sampling.gather(sampled_rows, *history),
             prompt_rows=prompt_rows,
         )
+
+    def _kv_places(
+        self, rows: IntArray, token_rows: IntArray, positions: IntArray, seq_lens: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        """Block table and slot mapping of a step, as in `StepBatch`."""
+        size, groups = self.block_size, self.num_groups
+        num_columns = -(-int(seq_lens.max()) // size)
+        if groups == 1:
+            table = self._block_table
+            slots = table[token_rows, positions // size].astype(np.int64) * size
+            return table[rows, :num_columns], slots + positions % size
+        if groups == 0:
+            return np.zeros((0, len(rows), 0), np.int32), np.zeros((0, len(positions)), np.int64)
+        tables = self._block_table.reshape(len(self._block_table), -1, groups)
+        slots = tables[token_rows, positions // size].T.astype(np.int64) * size + positions % size
+        used = tables[rows, :num_columns].transpose(2, 0, 1)
+        return np.ascontiguousarray(used), np.ascontiguousarray(slots)
 
     def _prompt_rows(
         self, rows: IntArray, query_start: IntArray, first: int

@@ -135,6 +135,11 @@ class BlockPool:
         self._cached: dict[bytes, KVBlock] = {}
 
     @property
+    def null_block(self) -> KVBlock:
+        """Stands in block tables where a block is not needed; the pool counts no references."""
+        return self.blocks[NULL_BLOCK_ID]
+
+    @property
     def num_usable(self) -> int:
         """Blocks that requests can hold (all but the null block)."""
         return len(self.blocks) - 1
@@ -222,10 +227,10 @@ class BlockPool:
                 the queue is out of order, or the hash table points at a wrong block.
         """
         references = [0] * len(self.blocks)
-        references[NULL_BLOCK_ID] = 1
         for table in tables:
             for block in table:
                 references[block.block_id] += 1
+        references[NULL_BLOCK_ID] = 1  # tables may name it any number of times
         for block, expected in zip(self.blocks, references, strict=True):
             if block.ref_count != expected:
                 raise EngineError(f"{block} is in {expected} block tables")

@@ -138,16 +138,18 @@ def _answer(executable: Executable, prompt: tuple[int, ...]) -> Canary:
 
 
 def _step(executable: Executable, prompt: tuple[int, ...], start: int, end: int) -> torch.Tensor:
-    size = executable.block_size
+    size, num_groups = executable.block_size, len(executable.groups.groups)
     positions = torch.arange(start, end)
+    blocks = torch.arange(1, num_groups * _blocks(size) + 1, dtype=torch.int32)  # 0 is null
+    table = blocks.view(num_groups, 1, _blocks(size))
     step = StepInputs(
         ids=torch.tensor(prompt[start:end]),
         positions=positions,
         logits_index=torch.arange(end - start),
         query_start=torch.tensor([0, end - start], dtype=torch.int32),
         seq_lens=torch.tensor([end], dtype=torch.int32),
-        block_table=torch.arange(1, _blocks(size) + 1, dtype=torch.int32)[None],
-        slot_mapping=positions + size,  # block 0 is the null block
+        block_table=table,
+        slot_mapping=table[:, 0, positions // size].long() * size + positions % size,
         state_slots=torch.zeros(1, dtype=torch.int32) if executable.num_state_slots else None,
         token_types=torch.zeros_like(positions),
     )

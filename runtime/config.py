@@ -23,7 +23,8 @@ class ModelConfig:
         source: HF directory, `.gguf` file, hub id, or a built-in name (`smollm2`, `gemma3_270m`;
             `minilm` embeds).
         dtype: "auto" takes the checkpoint's; else one of `DTYPES`.
-        max_model_len: longest prompt + output in tokens; None takes the model's own limit.
+        max_model_len: longest prompt + output in tokens; None takes the model's own limit, "auto"
+            that limit or the largest length whose KV fits the memory.
         name: name shown by the server; None takes the source's last path part.
         task: "auto" goes by the model's head; else "generate", "embed" or "classify".
         pooling: how an embedding is made of hidden states: "last" or "cls" (last or first token),
@@ -33,7 +34,7 @@ class ModelConfig:
 
     source: str = "smollm2"
     dtype: str = "auto"
-    max_model_len: int | None = None
+    max_model_len: int | str | None = None
     name: str | None = None
     task: str = "auto"
     pooling: str = "auto"
@@ -44,9 +45,12 @@ class ModelConfig:
             raise ConfigError(
                 f"model.dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}"
             )
-        if self.max_model_len is not None and self.max_model_len < 2:
+        length = self.max_model_len
+        if (isinstance(length, str) and length != "auto") or (
+            isinstance(length, int) and length < 2
+        ):
             raise ConfigError(
-                f"model.max_model_len is {self.max_model_len}; it must be at least 2 tokens"
+                f"model.max_model_len is {length!r}; it must be at least 2 tokens, or 'auto'"
             )
 
 

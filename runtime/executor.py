@@ -25,7 +25,8 @@ class NewRequest(msgspec.Struct, frozen=True):
         num_prompt_tokens: how many of them are the prompt.
         sampling: how tokens are chosen.
         stop_token_ids: ids that must not be sampled before `sampling.min_tokens` output tokens.
-        block_ids: KV blocks in sequence order, enough for this step's tokens.
+        block_ids: its block table, enough for this step's tokens: rows of one KV block per KV
+            group, in sequence order; 0 where a group needs none.
         num_computed_tokens: leading tokens whose KV is already in these blocks.
         pooling: the vector that is wanted instead of tokens.
     """
@@ -45,7 +46,7 @@ class RunningUpdate(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         request_id: its id.
-        new_block_ids: blocks to append to its block table.
+        new_block_ids: rows to append to its block table.
         num_computed_tokens: tokens computed before this step.
     """
 

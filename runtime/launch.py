@@ -18,7 +18,7 @@ import torch
 from girih.graph.bundle import Bundle
 from girih.graph.checkpoint import open_checkpoint
 from girih.graph.compile_count import COMPILES
-from girih.graph.executable import Executable, kv_bytes_per_block, state_bytes_per_request
+from girih.graph.executable import Executable, kv_cache_specs, state_bytes_per_request
 from girih.graph.inductor import TileFn, eager_tile, load_tile
 from girih.graph.partition import Program
 from girih.graph.program import ProgramLayout, program_map
@@ -29,16 +29,17 @@ from girih.graph.weight_names import plan_for_checkpoint
 from girih.graph.weight_plan import WeightPlan
 from girih.graph.weights import load_weights
 from girih.kernels.errors import ConfigError
+from girih.kernels.kv_groups import plan_groups
 from girih.kernels.library import load_library
 from girih.kernels.target import Target, require_runnable, resolve_target
 from girih.passes.background import BuildObserver
 from girih.passes.build import bundle_key, find_or_build, lower_and_partition
 from girih.passes.prepare import prepare
 from girih.runtime.batch import PersistentBatch
-from girih.runtime.cache_size import plan_cache
+from girih.runtime.cache_size import CacheDemand, CacheSize, plan_cache
 from girih.runtime.canary import check_canary, executable_for_canary, output_width
 from girih.runtime.config import EngineConfig, ModelConfig
-from girih.runtime.engine import EngineCore
+from girih.runtime.engine import PLANS_IN_FLIGHT, EngineCore
 from girih.runtime.executor import ModelRunner
 from girih.runtime.kv_cache import KVCacheManager
 from girih.runtime.messages import EngineFacts
@@ -167,20 +168,21 @@ def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engi
     spec = report.timed("spec", lambda: model_spec(model, progress))
     target = _target(config)
     require_runnable(target)
-    start = _Start(config, spec, target, _model_length(spec, config), report, progress)
+    start = _Start(config, spec, target, report, progress)
     if not config.opt.compile:
         compiled = start.eager()
     elif config.compile.mode == "background":
         compiled = start.while_compiling()
     else:
         compiled = start.from_bundle()
-    executable = start.bind(compiled)
+    executable, length = start.bind(compiled)
     if spec.task == "generate":
-        core, pooling = start.core(executable), None
+        core, pooling = start.core(executable, length), None
     else:
-        core, pooling = start.pooling_core(executable)
+        core, pooling = start.pooling_core(executable, length)
     _watch_compiling(core, executable, compiled.build)
-    length = core.scheduler.limits.longest_text if pooling else start.max_model_len
+    if pooling:
+        length = core.scheduler.limits.longest_text
     return EngineHandle(core, spec, model.name or spec.name, compiled.key, length, report, pooling)
 
 
@@ -239,11 +241,20 @@ def explain(config: EngineConfig, progress: Progress = no_progress) -> str:
             f"opt {config.opt.level}, target {target.device} {target.isa}, "
             f"traced {len(traced.graph.nodes)} nodes in {traced.seconds:.1f} s\n",
             lowered.report(),
-            program_map(program.layout, notes, program.weights),
+            program_map(program.layout, notes, program.weights)
+            + _groups_text(program.layout, spec, config),
             key,
             _pieces_line(program.layout),
         )
     )
+
+
+def _groups_text(layout: ProgramLayout, spec: ModelSpec, config: EngineConfig) -> str:
+    """How an engine with this configuration would lay out the KV cache."""
+    length = _model_length(spec, config)
+    specs = kv_cache_specs(layout, getattr(torch, spec.dtype))
+    groups = plan_groups(specs, config.cache.block_size, length)
+    return groups.as_text() + groups.as_saving(length)
 
 
 def _proof_line(bundle: Bundle) -> str:
@@ -271,7 +282,7 @@ def _target(config: EngineConfig) -> Target:
 
 def _model_length(spec: ModelSpec, config: EngineConfig) -> int:
     wanted = config.model.max_model_len
-    if wanted is None:
+    if wanted is None or isinstance(wanted, str):
         return spec.usual_length
     if wanted > spec.max_position:
         raise ConfigError(
@@ -288,7 +299,6 @@ class _Start:
     config: EngineConfig
     spec: ModelSpec
     target: Target
-    max_model_len: int
     report: LaunchReport
     progress: Progress
 
@@ -345,32 +355,53 @@ class _Start:
             program.layout, tiles, program.weights, program.constants, "eager", "reference"
         )
 
-    def bind(self, compiled: _Compiled) -> Executable:
-        """Load weights, size the KV cache and bind."""
-        cache, dtype = self.config.cache, getattr(torch, self.spec.dtype)
-        block_bytes = kv_bytes_per_block(compiled.layout, cache.block_size, dtype)
-        max_num_seqs = self.config.scheduler.max_num_seqs
+    def _cache_size(self, layout: ProgramLayout) -> CacheSize:
+        """Choose KV groups, blocks and the model length, with the weights in memory."""
+        limits = self.config.scheduler
+        demand = CacheDemand(
+            kv_cache_specs(layout, self._dtype),
+            limits.max_num_seqs,
+            self._lookahead,
+            state_bytes_per_request(layout) * limits.max_num_seqs,
+        )
+        length = _model_length(self.spec, self.config)
+        if layout.is_bidirectional:  # KV of the steps in flight, no more
+            length = min(length, limits.max_num_batched_tokens)
+        is_auto = self.config.model.max_model_len == "auto"
+        return plan_cache(self.config.cache, demand, length, is_auto)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.spec.dtype)
+        return dtype
+
+    @property
+    def _lookahead(self) -> int:
+        """Tokens of one request in plans whose result is not there, at most."""
+        plans = PLANS_IN_FLIGHT if self.config.runtime.async_scheduling else 1
+        return plans * self.config.scheduler.max_num_batched_tokens
+
+    def bind(self, compiled: _Compiled) -> tuple[Executable, int]:
+        """Load weights, size the KV cache and bind; also returns the longest request, in tokens."""
         _require_servable(compiled.layout, self.spec)
         weights = self.report.timed("weights", lambda: self._weights(compiled))
-        states = state_bytes_per_request(compiled.layout) * max_num_seqs
-        length = self.max_model_len
-        if compiled.layout.is_bidirectional:  # KV of the steps in flight, no more
-            length = min(length, self.config.scheduler.max_num_batched_tokens)
-        num_blocks = plan_cache(cache, block_bytes, length, max_num_seqs, states)
+        size = self._cache_size(compiled.layout)
         executable = self.report.timed(
             "bind",
             lambda: Executable(
                 compiled.layout,
                 compiled.tiles,
                 weights,
-                num_blocks,
-                cache.block_size,
-                dtype,
+                size.num_blocks,
+                self.config.cache.block_size,
+                self._dtype,
                 compiled.attention,
-                max_num_seqs if compiled.layout.state_specs else 0,
+                self.config.scheduler.max_num_seqs if compiled.layout.state_specs else 0,
+                size.groups,
             ),
         )
-        self.report.memory = executable.memory_table()
+        saved = size.groups.as_saving(size.max_model_len)
+        self.report.memory = executable.memory_table() + saved
         self.report.attention = executable.attention_report()
         bundle, vocab_size = compiled.bundle, self.spec.vocab_size
         if compiled.build:
@@ -382,7 +413,9 @@ class _Start:
             self.report.canary = self.report.timed(
                 "canary", lambda: check_canary(executable, bundle, weights, vocab_size)
             )
-        return executable
+        if compiled.layout.is_bidirectional:  # what a step takes limits it, not the cache
+            return executable, _model_length(self.spec, self.config)
+        return executable, size.max_model_len
 
     def _check_beside(
         self, executable: Executable, bundle: Bundle, weights: dict[str, torch.Tensor]
@@ -398,20 +431,22 @@ class _Start:
                 plan, checkpoint, compiled.constants, self.target.isa, self.progress
             )
 
-    def core(self, executable: Executable) -> EngineCore:
+    def core(self, executable: Executable, max_model_len: int) -> EngineCore:
         """Assemble scheduler, batch and runner of a model that generates."""
         limits, spec, threads = self.config.scheduler, self.spec, self.target.threads
-        kv, batch = self._cache_and_batch(executable)
+        kv, batch = self._cache_and_batch(executable, max_model_len)
         grammars = GrammarStore(
             lambda: read_vocabulary(spec.files.path, spec.vocab_size, spec.eos_token_ids), threads
         )
-        scheduler = Scheduler(limits, kv, self.max_model_len, grammars)
+        scheduler = Scheduler(limits, kv, max_model_len, grammars)
         runner = CompiledModelRunner(
             executable, batch, GrammarRows(grammars, spec.vocab_size), threads
         )
         return self._assembled(scheduler, runner)
 
-    def pooling_core(self, executable: Executable) -> tuple[EngineCore, PoolingFacts]:
+    def pooling_core(
+        self, executable: Executable, max_model_len: int
+    ) -> tuple[EngineCore, PoolingFacts]:
         """Assemble scheduler, batch and runner of a model that embeds or classifies."""
         limits, spec = self.config.scheduler, self.spec
         is_bidirectional = executable.layout.is_bidirectional
@@ -420,21 +455,29 @@ class _Start:
         width = output_width(executable)
         pooler = make_pooler(spec, is_bidirectional, width)
         every_row = pooler.mode == "all"
-        kv, batch = self._cache_and_batch(executable, not (is_bidirectional or every_row))
-        scheduler = Scheduler(limits, kv, self.max_model_len, task=spec.task)
+        may_cache = not (is_bidirectional or every_row)
+        kv, batch = self._cache_and_batch(executable, max_model_len, may_cache)
+        scheduler = Scheduler(limits, kv, max_model_len, task=spec.task)
         runner = PoolingRunner(executable, batch, pooler, self.target.threads)
         can_cut = self.config.model.matryoshka
         return self._assembled(scheduler, runner), pooling_facts(spec, pooler, width, can_cut)
 
     def _cache_and_batch(
-        self, executable: Executable, may_cache: bool = True
+        self, executable: Executable, max_model_len: int, may_cache: bool = True
     ) -> tuple[KVCacheManager, PersistentBatch]:
         cache, limits = self.config.cache, self.config.scheduler
         # A state at the end of a prefix is not kept, so a cached prefix would be of no use.
         caching = may_cache and cache.enable_prefix_caching and not executable.layout.state_specs
-        kv = KVCacheManager(executable.num_blocks, cache.block_size, caching)
+        groups = executable.groups.groups
+        kv = KVCacheManager(
+            executable.num_blocks, cache.block_size, caching, groups, self._lookahead
+        )
         batch = PersistentBatch(
-            limits.max_num_seqs, self.max_model_len, cache.block_size, self.spec.vocab_size
+            limits.max_num_seqs,
+            max_model_len,
+            cache.block_size,
+            self.spec.vocab_size,
+            len(groups),
         )
         return kv, batch
 

@@ -114,8 +114,10 @@ class Request:
         max_total_tokens: prompt + output may not grow beyond this.
         stop_ids: ids that end the output (stop ids, and end of sequence unless ignored).
         epoch: grows whenever results in flight become void (preempted, finished).
-        blocks: KV blocks in sequence order (written by the KV cache manager).
-        num_cached_blocks: leading blocks already offered to the prefix cache.
+        blocks: KV blocks in sequence order, see `kv_cache` (it writes these four).
+        num_cached_blocks: leading rows of blocks already offered to the prefix cache.
+        num_released_rows: leading rows given back, per kind of KV group that forgets.
+        kv_due: computed tokens at which the KV cache manager has something to do.
         block_hashes: chained hashes of the leading full blocks, filled on demand.
         ticket: what it needs from outside (see `Gate`), held until the request is gone.
     """
@@ -126,6 +128,7 @@ class Request:
         "blocks",
         "cache_salt",
         "epoch",
+        "kv_due",
         "max_total_tokens",
         "num_cached_blocks",
         "num_cached_tokens",
@@ -133,6 +136,7 @@ class Request:
         "num_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_released_rows",
         "pooling",
         "priority",
         "prompt_logprobs",
@@ -170,6 +174,8 @@ class Request:
         self.restart_prompt_logprobs()
         self.blocks: list[KVBlock] = []
         self.num_cached_blocks = 0
+        self.num_released_rows: list[int] = []
+        self.kv_due = 0
         self.block_hashes: list[bytes] = []
 
     @property

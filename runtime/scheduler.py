@@ -236,17 +236,17 @@ class Scheduler:
         max_num_seqs = self.config.max_num_seqs
         while len(self.waiting) and draft.budget > 0 and len(self.running) < max_num_seqs:
             request = self.waiting.peek()
-            found = self.kv_cache.get_computed_blocks(request)
-            num_found = len(found) * self.kv_cache.block_size
+            hit = self.kv_cache.get_computed_blocks(request)
+            num_found = hit.num_tokens
             debt = request.num_tokens - num_found
             if self._must_wait_for_budget(debt, draft.budget):
                 break
             num_reserved = self._watermark if self.running else 0
-            if not self.kv_cache.can_admit(request, found, num_reserved):
+            if not self.kv_cache.can_admit(request, hit, num_reserved):
                 break
             num_tokens = min(debt, draft.budget, self._prefill_limit(debt))
             self.waiting.remove(request)
-            self.kv_cache.admit(request, found)
+            self.kv_cache.admit(request, hit)
             if self.kv_cache.allocate_slots(request, num_found + num_tokens) is None:
                 raise EngineError(
                     f"no KV blocks for {request.request_id!r} after they were counted"
@@ -295,13 +295,12 @@ class Scheduler:
         """
         parts = self._take_in_flight(result.step_id)
         num_unfinished = len(self.requests)
-        block_size = self.kv_cache.block_size
         outputs: list[EngineOutput] = []
         for request, epoch, _, end, samples in parts:
             if request.epoch != epoch:  # preempted or ended meanwhile: a late result
                 continue
-            if end >= (request.num_cached_blocks + 1) * block_size:
-                self.kv_cache.cache_full_blocks(request, end)
+            if end >= request.kv_due:
+                self.kv_cache.take_in(request, end)
             if request.sampling.prompt_logprobs is not None:
                 self._collect_prompt_logprobs(request, result)
             if samples:
@@ -470,7 +469,7 @@ class Scheduler:
         for request in self.requests.values():
             if (id(request) in running) != (request.status is RequestStatus.RUNNING):
                 raise EngineError(f"{request.request_id!r} is {request.status} in the wrong queue")
-            num_slots = len(request.blocks) * self.kv_cache.block_size
+            num_slots = self.kv_cache.num_slots(request)
             if request.num_computed_tokens > num_slots:
                 raise EngineError(
                     f"{request.request_id!r} has {request.num_computed_tokens} computed tokens "

@@ -8,12 +8,13 @@ import torch
 from support_models import hf_config, hf_model, opt_o2, tiny_model, tiny_traced
 
 from girih.graph.checkpoint import open_checkpoint
-from girih.graph.executable import Executable, StepInputs, kv_bytes_per_block
+from girih.graph.executable import Executable, StepInputs, kv_cache_specs
 from girih.graph.inductor import eager_tile
 from girih.graph.sources import resolve_source
 from girih.graph.trace import MAX_STEP_TOKENS
 from girih.graph.weights import load_weights
 from girih.kernels.errors import ConfigError, EngineError
+from girih.kernels.kv_groups import one_group
 from girih.kernels.target import Target, detect_isa
 from girih.passes.build import lower_and_partition
 from girih.passes.options import OptConfig
@@ -189,14 +190,15 @@ def test_step_sizes_that_code_was_not_compiled_for(count):
 def test_bytes_of_a_block():
     program, _, _ = parts("llama", "O2")
     # 2 layers, keys and values, 2 heads of 16 numbers, 16 slots, 4 bytes
-    assert kv_bytes_per_block(program.layout, BLOCK, torch.float32) == 2 * 2 * 2 * 16 * 16 * 4
-    assert kv_bytes_per_block(program.layout, BLOCK, torch.bfloat16) == 2 * 2 * 2 * 16 * 16 * 2
+    for dtype, size in ((torch.float32, 4), (torch.bfloat16, 2)):
+        plan = one_group(kv_cache_specs(program.layout, dtype), BLOCK)
+        assert plan.block_bytes == 2 * 2 * 2 * 16 * 16 * size
 
 
 def test_tables_for_people():
     executable = bound()
     assert executable.attention_report() == "attention reference × 2"
-    assert "(40 blocks of 16, 624 tokens)" in executable.memory_table()
+    assert "(40 blocks of 16 tokens, 8.0 KiB each)" in executable.memory_table()
 
 
 def test_heads_that_no_backend_runs_are_refused():

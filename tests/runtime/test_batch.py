@@ -11,6 +11,7 @@ from support_fake_runner import fake_generate
 from support_tensor_runner import TensorFakeRunner
 
 from girih.kernels.errors import EngineError
+from girih.kernels.kv_groups import FULL, KVCacheGroup
 from girih.runtime.batch import PersistentBatch
 from girih.runtime.executor import NewRequest, RunningUpdate, SchedulerOutput
 from girih.runtime.sampler import GREEDY, SamplerOutput
@@ -73,6 +74,28 @@ def test_mixed_step_is_packed_without_padding():
     dtypes = [step.query_start.dtype, step.seq_lens.dtype, step.block_table.dtype]
     assert dtypes == [torch.int32] * 3
     assert {t.dtype for t in (step.ids, step.positions, step.slot_mapping)} == {torch.int64}
+
+
+def test_several_kv_groups_have_tables_and_slots_of_their_own():
+    batch = PersistentBatch(4, 64, 16, VOCAB_SIZE, num_groups=2)
+    new = [new_request("a", [*range(20)], [3, 4, 5, 6], computed=16), new_request("b", [7], [8, 9])]
+    step = batch.prepare(plan(0, new, scheduled={"b": 1, "a": 4}))
+    assert step.block_table.tolist() == [[[8, 0], [3, 5]], [[9, 0], [4, 6]]]
+    assert step.slot_mapping.tolist() == [[128, *range(80, 84)], [144, *range(96, 100)]]
+    assert step.block_table.is_contiguous()
+    assert step.slot_mapping.is_contiguous()
+    commit(batch, step, [1, 1])
+    running = [("a", (), 20), ("b", (), 1)]
+    batch.prepare(plan(1, running=running, scheduled={"a": 1, "b": 1}))
+    batch.prepare(plan(2, [new_request("c", [5], [1, 2])], scheduled={"c": 1}, finished=("a",)))
+    assert batch._block_table[0, :2].tolist() == [8, 9]  # b moved into the gap
+
+
+def test_a_model_without_attention_has_no_tables():
+    batch = PersistentBatch(4, 64, 16, VOCAB_SIZE, num_groups=0)
+    step = batch.prepare(plan(0, [new_request("a", [*range(20)], [])], scheduled={"a": 20}))
+    assert step.block_table.shape == (0, 1, 0)
+    assert step.slot_mapping.shape == (0, 20)
 
 
 def test_rows_stay_dense_and_keep_their_content_when_others_leave():
@@ -149,12 +172,14 @@ def test_prompt_rows_cover_all_but_the_first_prompt_token_over_chunks():
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("budget", [16, 64])
-def test_whole_runs_equal_each_request_alone(new_core, policy, budget):
+@pytest.mark.parametrize("groups", [(FULL,), (FULL, KVCacheGroup(window=20))])
+def test_whole_runs_equal_each_request_alone(new_core, policy, budget, groups):
     """Preemption, chunks, prefix hits, bans and prompt scores on the real batch and sampler."""
     rng = random.Random(f"{policy} {budget}")
-    runner = TensorFakeRunner(5, 96, 16, VOCAB_SIZE)
+    runner = TensorFakeRunner(5, 96, 16, VOCAB_SIZE, groups)
     core = new_core(
-        num_blocks=8,
+        num_blocks=1 + 7 * len(groups),
+        groups=groups,
         max_model_len=96,
         runner=runner,
         policy=policy,

@@ -21,9 +21,20 @@ from hypothesis.stateful import (
 from support_core import Collected, collect, make_core, make_request
 from support_fake_runner import FakeRunner, fake_generate
 
+from girih.kernels.kv_groups import FULL, KVCacheGroup, blocks_for
+
 BLOCK_SIZE = 16
 VOCAB_SIZE = 20  # small, so that stop ids are met
 MAX_MODEL_LEN = 96
+PLANS_IN_FLIGHT = 3
+GROUPS = [
+    (FULL,),
+    (FULL, KVCacheGroup(window=20)),
+    (KVCacheGroup(window=20),),
+    (FULL, KVCacheGroup(window=3), KVCacheGroup(window=20), KVCacheGroup(window=20)),
+    (FULL, KVCacheGroup(chunk=24)),
+    (FULL, FULL, KVCacheGroup(window=17), KVCacheGroup(chunk=32)),
+]
 SHARED = [[(7 * i + k) % VOCAB_SIZE for i in range(64)] for k in range(3)]
 
 
@@ -31,7 +42,7 @@ class Traffic(RuleBasedStateMachine):
     """What both machines share: requests come, are aborted, the prefix cache is reset."""
 
     @initialize(
-        num_blocks=st.integers(7, 14),
+        num_spare_blocks=st.integers(0, 7),
         policy=st.sampled_from(["fcfs", "priority"]),
         chunked=st.booleans(),
         budget=st.sampled_from([96, 100, 128]),
@@ -40,10 +51,11 @@ class Traffic(RuleBasedStateMachine):
         threshold=st.sampled_from([0, 5, 16]),
         prefix_caching=st.booleans(),
         async_scheduling=st.booleans(),
+        groups=st.sampled_from(GROUPS),
     )
     def start(
         self,
-        num_blocks,
+        num_spare_blocks,
         policy,
         chunked,
         budget,
@@ -52,13 +64,19 @@ class Traffic(RuleBasedStateMachine):
         threshold,
         prefix_caching,
         async_scheduling,
+        groups,
     ):
+        self.groups = groups
+        lookahead = PLANS_IN_FLIGHT * (small_budget if chunked else budget)
+        needed = blocks_for(groups, MAX_MODEL_LEN, BLOCK_SIZE, lookahead)
         self.core = make_core(
-            num_blocks=num_blocks,
+            num_blocks=1 + needed + num_spare_blocks,
             block_size=BLOCK_SIZE,
             max_model_len=MAX_MODEL_LEN,
             enable_prefix_caching=prefix_caching,
-            runner=FakeRunner(BLOCK_SIZE, VOCAB_SIZE),
+            runner=FakeRunner(BLOCK_SIZE, VOCAB_SIZE, groups=groups),
+            groups=groups,
+            plans_in_flight=PLANS_IN_FLIGHT,
             async_scheduling=async_scheduling,
             policy=policy,
             enable_chunked_prefill=chunked,
@@ -145,7 +163,7 @@ class Traffic(RuleBasedStateMachine):
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
             request = self.scheduler.requests[request_id]
             assert num_tokens > 0
-            assert request.num_computed_tokens <= len(request.blocks) * BLOCK_SIZE
+            assert request.num_computed_tokens <= self.scheduler.kv_cache.num_slots(request)
             assert request.num_computed_tokens < MAX_MODEL_LEN
         for new in plan.new_requests:
             assert new.num_computed_tokens < len(new.token_ids)
@@ -161,6 +179,25 @@ class Traffic(RuleBasedStateMachine):
     def core_agrees_with_itself(self):
         self.core.check_integrity()
         assert not self.core.runner.violations
+        in_flight = {
+            part.request.request_id: part.start
+            for plan in reversed(self.scheduler._in_flight.values())
+            for part in plan.parts
+            if part.request.epoch == part.epoch
+        }
+        for request in self.scheduler.running:
+            proved = in_flight.get(request.request_id, request.num_computed_tokens)
+            self.check_kept_blocks(request, proved)
+
+    def check_kept_blocks(self, request, num_proved):
+        """Each group holds exactly the blocks that tokens from `num_proved` on see."""
+        kv_cache = self.scheduler.kv_cache
+        for number, group in enumerate(self.groups):
+            table = request.blocks[number :: len(self.groups)]
+            kept = [row for row, block in enumerate(table) if block.block_id != 0]
+            first = group.first_needed(num_proved) // BLOCK_SIZE
+            assert kept == list(range(first, len(table)))
+            assert len(kept) <= group.most_blocks(BLOCK_SIZE, kv_cache.lookahead)
 
     def check_ends(self):
         """Each request gave exactly what it gives alone, or a prefix of it when aborted."""
@@ -274,7 +311,7 @@ class PlansInFlightMachine(Traffic):
     def nothing_in_flight(self):
         self.in_flight = []
 
-    @precondition(lambda self: len(self.in_flight) < 3)
+    @precondition(lambda self: len(self.in_flight) < PLANS_IN_FLIGHT)
     @rule()
     def plan(self):
         plan = self.scheduler.schedule()

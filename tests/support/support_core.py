@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from support_fake_runner import FakeRunner
 
+from girih.kernels.kv_groups import FULL, KVCacheGroup
 from girih.runtime.config import SchedulerConfig
 from girih.runtime.engine import EngineCore
 from girih.runtime.kv_cache import KVCacheManager
@@ -22,13 +24,17 @@ def make_core(
     enable_prefix_caching: bool = True,
     runner: Any = None,
     async_scheduling: bool = False,
+    groups: Sequence[KVCacheGroup] = (FULL,),
+    plans_in_flight: int = 2,
     **scheduler: Any,
 ) -> EngineCore:
     """A core over `runner` (a new `FakeRunner` by default); the rest goes to SchedulerConfig."""
-    kv_cache = KVCacheManager(num_blocks, block_size, enable_prefix_caching)
+    config = SchedulerConfig(**scheduler)
+    lookahead = plans_in_flight * config.max_num_batched_tokens
+    kv_cache = KVCacheManager(num_blocks, block_size, enable_prefix_caching, groups, lookahead)
     return EngineCore(
-        Scheduler(SchedulerConfig(**scheduler), kv_cache, max_model_len),
-        runner or FakeRunner(block_size),
+        Scheduler(config, kv_cache, max_model_len),
+        runner or FakeRunner(block_size, groups=groups),
         async_scheduling,
     )
 

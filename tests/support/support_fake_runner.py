@@ -3,14 +3,16 @@
 The fake KV memory holds, per (block, slot), a hash of the token prefix that ends there, built
 from what is *read* at the position before. So a wrong block table, a block handed out too early or
 a prefix cache hit on wrong content changes every later token; it is also noted in `violations`.
+With KV groups, what is written differs per group, and each group reads what its kind sees.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from girih.kernels.kv_groups import FULL, KVCacheGroup
 from girih.runtime.executor import ModelRunnerOutput, NewRequest, SchedulerOutput
 from girih.runtime.request import EngineRequest, TokenLogprobs
 
@@ -75,6 +77,7 @@ class FakeRunner:
         vocab_size: tokens are in [0, vocab_size).
         next_token: chooses the next token from the row's tokens instead of the hash.
         step_seconds: how long a step takes.
+        groups: the KV groups.
         fail_at: step number (from 0) -> exception to raise instead of running it.
     """
 
@@ -85,12 +88,14 @@ class FakeRunner:
         next_token: NextToken | None = None,
         step_seconds: float = 0.0,
         fail_at: dict[int, BaseException] | None = None,
+        groups: Sequence[KVCacheGroup] = (FULL,),
     ) -> None:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.next_token = next_token
         self.step_seconds = step_seconds
         self.fail_at = fail_at or {}
+        self.groups = tuple(groups)
         self.memory: dict[tuple[int, int], int] = {}
         self.rows: dict[str, _Row] = {}
         self.violations: list[str] = []
@@ -144,11 +149,30 @@ class FakeRunner:
             row.block_ids.extend(update.new_block_ids)
         named = {r.request_id for r in plan.new_requests} | {r.request_id for r in plan.running}
         self._note(named == set(plan.num_scheduled_tokens), "plan names and runs other requests")
-        for request_id, row in self.rows.items():
-            self._note(0 not in row.block_ids, f"{request_id} was given the null block")
 
-    def _slot(self, row: _Row, position: int) -> tuple[int, int]:
-        return (row.block_ids[position // self.block_size], position % self.block_size)
+    def _slot(self, row: _Row, position: int, group: int) -> tuple[int, int]:
+        index = position // self.block_size * len(self.groups) + group
+        self._note(row.block_ids[index] != 0, f"position {position} is in the null block")
+        return (row.block_ids[index], position % self.block_size)
+
+    def _read(self, row: _Row, start: int, end: int) -> list[int]:
+        """What the token at `start` and those after it see before `end`, group by group.
+
+        Returns:
+            The prefix hashes of all positions before `end`, wrong where a group saw a wrong one.
+        """
+        values, chain = [], 0
+        for token_id in row.token_ids[:end]:
+            chain = _extend(chain, token_id)
+            values.append(chain)
+        for number, group in enumerate(self.groups):
+            for position in range(group.first_needed(start), end):
+                found = self.memory.get(self._slot(row, position, number), -1)
+                if found != _extend(values[position], number):
+                    name = row.request.request_id
+                    self.violations.append(f"{name}: wrong KV at {position} in group {number}")
+                    values[position] = -1
+        return values
 
     def _write(self, request_id: str, num_tokens: int) -> list[TokenLogprobs] | None:
         row = self.rows[request_id]
@@ -157,13 +181,15 @@ class FakeRunner:
             num_tokens > 0 and end <= len(row.token_ids),
             f"{request_id}: {end} tokens planned, {len(row.token_ids)} known",
         )
-        if end > len(row.block_ids) * self.block_size:
+        if end * len(self.groups) > len(row.block_ids) * self.block_size:
             self.violations.append(f"{request_id}: no slot for position {end - 1}")
             raise AssertionError(self.violations[-1])
-        chain = self.memory.get(self._slot(row, start - 1), -1) if start else 0
+        before = self._read(row, start, start)
+        chain = before[-1] if before else 0
         for position in range(start, end):
             chain = _extend(chain, row.token_ids[position])
-            self.memory[self._slot(row, position)] = chain
+            for group in range(len(self.groups)):
+                self.memory[self._slot(row, position, group)] = _extend(chain, group)
         row.num_computed_tokens = end
         num_prompt = row.request.num_prompt_tokens
         if row.request.sampling.prompt_logprobs is None or start >= num_prompt - 1:
@@ -171,13 +197,7 @@ class FakeRunner:
         return [fake_logprobs(t) for t in row.token_ids[start + 1 : min(end + 1, num_prompt)]]
 
     def _sample(self, row: _Row) -> int:
-        values, chain = [], 0
-        for position, token_id in enumerate(row.token_ids):
-            chain = _extend(chain, token_id)
-            values.append(self.memory.get(self._slot(row, position), -1))
-            self._note(
-                values[-1] == chain, f"{row.request.request_id}: wrong KV at position {position}"
-            )
+        values = self._read(row, len(row.token_ids) - 1, len(row.token_ids))
         if self.next_token is not None:
             return self.next_token(row.token_ids)
         num_output = len(row.token_ids) - row.request.num_prompt_tokens

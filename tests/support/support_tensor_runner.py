@@ -1,7 +1,7 @@
 """A fake runner on the real batch and sampler: only the model is replaced.
 
 The "logits" after a prefix are highest for the token `fake_next_token` gives and fall from there,
-so bans lead to the same next choice as in `FakeRunner`.
+so bans lead to the same next choice as in `FakeRunner`. The first KV group must keep everything.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from support_fake_runner import _choose, _extend
 
+from girih.kernels.kv_groups import FULL
 from girih.runtime.batch import PersistentBatch, StepBatch
 from girih.runtime.executor import ModelRunnerOutput, SchedulerOutput
 from girih.runtime.sampler import sample, score_tokens
@@ -17,8 +18,10 @@ from girih.runtime.sampler import sample, score_tokens
 class TensorFakeRunner:
     """Runs plans through `PersistentBatch` and `sample`, with a fake KV memory by slot."""
 
-    def __init__(self, max_num_seqs, max_model_len, block_size, vocab_size):
-        self.batch = PersistentBatch(max_num_seqs, max_model_len, block_size, vocab_size)
+    def __init__(self, max_num_seqs, max_model_len, block_size, vocab_size, groups=(FULL,)):
+        sizes = (max_num_seqs, max_model_len, block_size, vocab_size, len(groups))
+        self.batch = PersistentBatch(*sizes)
+        self.groups = groups
         self.block_size, self.vocab_size = block_size, vocab_size
         self.memory: dict[int, int] = {}
         self.violations: list[str] = []
@@ -40,12 +43,18 @@ class TensorFakeRunner:
 
     def _forward(self, step: StepBatch) -> torch.Tensor:
         starts, lens = step.query_start.tolist(), step.seq_lens.tolist()
-        table, slots = step.block_table.tolist(), step.slot_mapping.tolist()
+        tables, slots = step.block_table.tolist(), step.slot_mapping.tolist()
+        if len(self.groups) == 1:
+            tables, slots = [tables], [slots]
         ids, positions = step.ids.tolist(), step.positions.tolist()
         size = self.block_size
 
-        def slot_of(request, position):
-            return table[request][position // size] * size + position % size
+        def slot_of(group, request, position):
+            return tables[group][request][position // size] * size + position % size
+
+        def read(group, request, position):
+            """The prefix hash of one position, as one group has it."""
+            return self.memory.get(slot_of(group, request, position), {}).get(group, -1)
 
         request_of = {}
         for request, length in enumerate(lens):
@@ -54,13 +63,19 @@ class TensorFakeRunner:
             for token in tokens:
                 position = positions[token]
                 request_of[token] = request
-                assert slots[token] == slot_of(request, position) >= size  # not the null block
-                before = self.memory.get(slot_of(request, position - 1), -1) if position else 0
-                self.memory[slots[token]] = _extend(before, ids[token])
+                before = read(0, request, position - 1) if position else 0
+                chain = _extend(before, ids[token])
+                for group in range(len(self.groups)):
+                    assert slots[group][token] == slot_of(group, request, position) >= size
+                    self.memory[slots[group][token]] = {group: chain}
         rows = []
         for token in step.logits_index.tolist():
             request = request_of[token]
-            values = [self.memory[slot_of(request, p)] for p in range(positions[token] + 1)]
+            position = positions[token]
+            values = [read(0, request, p) for p in range(position + 1)]
+            for number, group in enumerate(self.groups):
+                for p in range(group.first_needed(position), position + 1):
+                    assert read(number, request, p) == values[p], "wrong KV"
             best = _choose(values, self.vocab_size, frozenset())
             rows.append(-((torch.arange(self.vocab_size) - best) % self.vocab_size).float())
         return torch.stack(rows) if rows else torch.zeros(0, self.vocab_size)
