@@ -88,6 +88,9 @@ def test_short_names_reach_their_keys():
     assert config["serve"]["port"] == 81
     assert config["compile"]["bundle"] == "/b c/d"
     assert config["model"]["max_model_len"] == 99
+    assert compose_config("serve", ["max_model_len=auto"])["model"]["max_model_len"] == "auto"
+    with pytest.raises(ConfigError, match="'long'; it must be at least 2 tokens, or 'auto'"):
+        to_engine_config(compose_config("serve", ["max_model_len=long"]))
 
 
 @pytest.mark.parametrize("source", ["./some dir/x", "/a/b.gguf", "b.gguf", "org/name", "gpt2"])
