@@ -53,7 +53,8 @@ def inductor_options(target: Target) -> dict[str, Any]:
         "cpp.enable_floating_point_contract_flag": "fast" if target.fast_math else "off",
         "cpp.enable_unsafe_math_opt_flag": target.fast_math,
         "cpp.vec_isa_ok": True,  # the target says so; the probe would compile a file to find out
-        "aot_inductor.compile_wrapper_opt_level": "O1",
+        # The wrapper only calls kernels. O1 takes g++ 1.9 s longer and saves 3 of 20 µs per tile.
+        "aot_inductor.compile_wrapper_opt_level": "Og",
         "aot_inductor.enable_line_tables": False,
         # Measured here: precompiling costs 22 s of CPU and saves 2 s per tile; and tiles would wait
         # for one another's header.
