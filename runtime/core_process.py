@@ -16,10 +16,8 @@ import contextlib
 import logging
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +30,7 @@ from girih.kernels.errors import EngineError, GirihError
 from girih.runtime.core_endpoint import CoreEndpoint
 from girih.runtime.core_service import CoreService
 from girih.runtime.messages import Died, EngineFacts, Refusal, decode_message, encode
+from girih.runtime.socket_folder import SocketFolder
 
 logger = logging.getLogger(__name__)
 
@@ -129,8 +128,8 @@ class CoreSupervisor:
     """
 
     def __init__(self, build: Build, restart: bool, on_end: Callable[[GirihError], None]) -> None:
-        self._folder = tempfile.mkdtemp(prefix="girih-")
-        self.address = f"ipc://{self._folder}/core"
+        self._folder = SocketFolder()
+        self.address = f"ipc://{self._folder.path}/core"
         self._build = build
         self._restart = restart
         self._on_end = on_end
@@ -160,13 +159,13 @@ class CoreSupervisor:
                 pipe.send_bytes(STOP)
             process.join(STOP_SECONDS + 1)
             _kill_group(process)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
     def _spawn(self) -> None:
         with self._lock:
             if self._is_stopping:
                 return
-            Path(self._folder, "core").unlink(missing_ok=True)
+            (self._folder.path / "core").unlink(missing_ok=True)
             spawn = multiprocessing.get_context("spawn")
             self._pipe, theirs = spawn.Pipe()
             self._process = spawn.Process(

@@ -1,9 +1,10 @@
 """Serves an engine core to its front ends: the loop of the core's process.
 
-    receive commands ─▶ plan ahead ─▶ wait for a command or a result ─▶ digest ─▶ send
+    plan ahead ─▶ wait for a command or a result ─▶ digest ─▶ send
 
 With asynchronous scheduling the runner has a thread of its own, so commands are answered and signs
-of life are sent while a step runs. Without it the loop waits for the step.
+of life are sent while a step runs. Without it the loop waits for the step, and takes what came
+meanwhile before it plans the next one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from girih.runtime.engine import EngineCore
 from girih.runtime.messages import (
     AbortRequests,
     AddRequest,
+    AddRequests,
     Admission,
     Alive,
     Answer,
@@ -28,7 +30,7 @@ from girih.runtime.messages import (
     Ready,
     Refusal,
 )
-from girih.runtime.request import EngineOutput
+from girih.runtime.request import EngineOutput, EngineRequest
 
 ALIVE_SECONDS = 1.0  # between signs of life
 
@@ -72,9 +74,11 @@ class CoreService:
     def serve_once(self, timeout: float) -> None:
         """Plan, wait up to `timeout` seconds for news, and deal with them."""
         core = self._core
+        if not core.is_async:
+            self._take_commands(0.0)
         core.plan_ahead()
-        for client, command in self._endpoint.receive(0.0 if core.has_result() else timeout):
-            self._handle(client, command)
+        if core.is_async or not core.has_result():
+            self._take_commands(0.0 if core.has_result() else timeout)
         if core.has_result():
             self._send_outputs(core.digest())
         if core.failure is not None:
@@ -83,9 +87,16 @@ class CoreService:
             self._next_alive = time.monotonic() + ALIVE_SECONDS
             self._abort_requests_of(self._endpoint.broadcast(Alive(core.seconds_in_step())))
 
+    def _take_commands(self, timeout: float) -> None:
+        for client, command in self._endpoint.receive(timeout):
+            self._handle(client, command)
+
     def _handle(self, client: bytes, command: Command) -> None:
         if isinstance(command, AddRequest):
-            self._add(client, command)
+            self._add(client, command.request)
+        elif isinstance(command, AddRequests):
+            for request in command.requests:
+                self._add(client, request)
         elif isinstance(command, AbortRequests):
             self._abort(command.request_ids)
         elif isinstance(command, Hello):
@@ -93,10 +104,10 @@ class CoreService:
         elif isinstance(command, Call):
             self._endpoint.send(client, answer_call(self._core, command))
 
-    def _add(self, client: bytes, command: AddRequest) -> None:
-        admission = admit(self._core, command)
+    def _add(self, client: bytes, request: EngineRequest) -> None:
+        admission = admit(self._core, request)
         if admission.refusal is None:
-            self._owner[command.request.request_id] = client
+            self._owner[request.request_id] = client
         if not self._endpoint.send(client, admission):
             self._abort_requests_of([client])
 
@@ -120,15 +131,15 @@ class CoreService:
             self._abort([i for i, client in self._owner.items() if client in gone])
 
 
-def admit(core: EngineCore, command: AddRequest) -> Admission:
+def admit(core: EngineCore, request: EngineRequest) -> Admission:
     """Hand a request to the core and say how that went."""
     try:
-        core.add_request(command.request)
+        core.add_request(request)
     except GirihError as error:
         if isinstance(error, QueueFullError):
             note_refusal(core, error)
-        return Admission(command.request.request_id, Refusal.of(error))
-    return Admission(command.request.request_id)
+        return Admission(request.request_id, Refusal.of(error))
+    return Admission(request.request_id)
 
 
 def answer_call(core: EngineCore, call: Call) -> Answer:

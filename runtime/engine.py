@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -104,8 +104,10 @@ class EngineCore:
         scheduler: owns the requests.
         runner: computes the plans.
         async_scheduling: let the runner work in its own thread and plan one step ahead.
+        queue: how plans reach the runner; None makes what `async_scheduling` asks for.
 
     Attributes:
+        is_async: whether a step runs beside the caller, who plans the next one.
         failure: why the core died, or None while it lives.
         observers: told what the core does.
         chore: called with the core before it plans, about once a second while it is idle.
@@ -114,18 +116,23 @@ class EngineCore:
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: ModelRunner, async_scheduling: bool = False
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        async_scheduling: bool = False,
+        queue: PlanQueue | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
+        self.is_async = async_scheduling
         self.failure: str | None = None
         self.observers: list[CoreObserver] = []
         self.chore: Callable[[EngineCore], None] | None = None
         self.compile_state: Callable[[], CompileState] | None = None
         self.count_recompiles: Callable[[], int] = lambda: 0
-        self._queue: PlanQueue = (
-            ThreadedPlanQueue(runner) if async_scheduling else InlinePlanQueue(runner)
-        )
+        if queue is None:
+            queue = ThreadedPlanQueue(runner) if async_scheduling else InlinePlanQueue(runner)
+        self._queue: PlanQueue = queue
         self._is_paused = False
         self._max_in_flight = PLANS_IN_FLIGHT if async_scheduling else 1
         self._planned: deque[SchedulerOutput] = deque()
@@ -153,6 +160,15 @@ class EngineCore:
         self.scheduler.add_request(request)
         for observer in self.observers:
             observer.on_request(request)
+
+    def add_requests(self, requests: Iterable[EngineRequest]) -> None:
+        """Queue requests in order, up to the first that is refused.
+
+        Raises:
+            As `add_request`.
+        """
+        for request in requests:
+            self.add_request(request)
 
     def abort(self, request_ids: list[str]) -> list[EngineOutput]:
         """End requests now and free their blocks; unknown ids are ignored.

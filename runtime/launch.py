@@ -484,7 +484,7 @@ class _Start:
     def _assembled(self, scheduler: Scheduler, runner: ModelRunner) -> EngineCore:
         core = EngineCore(scheduler, runner, self.config.runtime.async_scheduling)
         if self.config.runtime.trace is not None:
-            core.observers.append(StepTracer(Path(self.config.runtime.trace)))
+            core.observers.append(StepTracer(Path(self.config.runtime.trace), scheduler))
         return core
 
 

@@ -1,6 +1,6 @@
 """What travels between a front end and the engine core, whatever lies between them.
 
-    front end ── Command ─▶ core          AddRequest is answered by Admission, Call by Answer
+    front end ── Command ─▶ core          each request is answered by Admission, Call by Answer
     front end ◀─ Message ── core          Outputs come as steps are digested
 
 Inside one process the records are handed over as they are; between processes `encode` turns each
@@ -56,6 +56,12 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True):
     request: EngineRequest
 
 
+class AddRequests(msgspec.Struct, frozen=True, tag=True):
+    """Take requests in together, before the next step; one `Admission` for each, in order."""
+
+    requests: list[EngineRequest]
+
+
 class AbortRequests(msgspec.Struct, frozen=True, tag=True):
     """Drop requests and free their blocks."""
 
@@ -76,7 +82,7 @@ class Call(msgspec.Struct, frozen=True, tag=True):
     arguments: dict[str, Any] = {}
 
 
-Command = Hello | AddRequest | AbortRequests | Call
+Command = Hello | AddRequest | AddRequests | AbortRequests | Call
 
 
 # ---- from the core ----
@@ -98,7 +104,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Admission(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `AddRequest`.
+    """The answer to a request of `AddRequest` or `AddRequests`.
 
     Attributes:
         request_id: whose request.

@@ -89,12 +89,18 @@ class RequestTimes:
 
     def __init__(self, request: EngineRequest, now: float) -> None:
         self.request = request
-        # A caller without this clock leaves 0, or brings numbers that only order requests.
-        is_recent = 0.0 < now - request.arrival_time < 3600.0
-        self.arrived = request.arrival_time if is_recent else now
+        self.arrived = arrival_of(request, now)
         self.scheduled = self.first_token = self.last_token = self.ended = 0.0
         self.num_tokens = self.num_cached_tokens = self.num_preemptions = 0
         self.finish_reason: str | None = None
+
+
+def arrival_of(request: EngineRequest, now: float | None = None) -> float:
+    """When a front end took `request` in, on the clock of this machine; else `now`."""
+    now = time.monotonic() if now is None else now
+    # A caller without this clock leaves 0, or brings numbers that only order requests.
+    is_recent = 0.0 < now - request.arrival_time < 3600.0
+    return request.arrival_time if is_recent else now
 
 
 class RequestClock:

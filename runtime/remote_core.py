@@ -1,14 +1,16 @@
 """A core in another process that looks like one in this process (for scripts, one thread).
 
-    add_request ─▶ AddRequest … Admission          step ─▶ waits for the next Outputs
+    add_requests ─▶ AddRequests … Admissions        step ─▶ waits for the next Outputs
 
 Several steps of the core may come back as one `step` here, since it does not wait for its reader.
+What is to run in one batch is handed over together: while a core without asynchronous scheduling
+runs a step it answers nothing.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -21,17 +23,17 @@ from girih.runtime.core_process import Build, CoreSupervisor
 from girih.runtime.engine import EngineStats
 from girih.runtime.messages import (
     AbortRequests,
-    AddRequest,
+    AddRequests,
     Admission,
     Answer,
     Call,
-    Command,
     Died,
     EngineFacts,
     Message,
     Outputs,
     Progress,
     Ready,
+    Refusal,
 )
 from girih.runtime.request import EngineOutput, EngineRequest
 
@@ -59,6 +61,7 @@ class RemoteCore:
         self._error: Exception | None = None
         self._unfinished: dict[str, None] = {}
         self._outputs: deque[EngineOutput] = deque()
+        self._received: deque[Message | Disconnected] = deque()  # and not looked at yet
         self._next_call = 0
         self._supervisor = CoreSupervisor(build, restart=False, on_end=self._set_error)
         self._connection = CoreConnection(self._supervisor.address)
@@ -78,13 +81,26 @@ class RemoteCore:
 
     def add_request(self, request: EngineRequest) -> None:
         """See `EngineCore.add_request`."""
-        command = AddRequest(request)
-        self._unfinished[request.request_id] = None
-        answer = self._exchange(command, lambda m: isinstance(m, Admission))
-        assert isinstance(answer, Admission)
-        if answer.refusal is not None:
-            del self._unfinished[request.request_id]
-            raise answer.refusal.as_error()
+        self.add_requests([request])
+
+    def add_requests(self, requests: Sequence[EngineRequest]) -> None:
+        """Queue requests before the next step; when some are refused, the others stay.
+
+        Raises:
+            As `EngineCore.add_request`, for the first that was refused.
+        """
+        self._check_alive()
+        self._unfinished |= dict.fromkeys(request.request_id for request in requests)
+        self._connection.send(AddRequests(list(requests)))
+        refused: list[Refusal] = []
+        for _ in requests:
+            admission = self._await(lambda m: isinstance(m, Admission))
+            assert isinstance(admission, Admission)
+            if admission.refusal is not None:
+                del self._unfinished[admission.request_id]
+                refused.append(admission.refusal)
+        if refused:
+            raise refused[0].as_error()
 
     def abort(self, request_ids: list[str]) -> None:
         """See `EngineCore.abort`; the core tells nothing more of these requests."""
@@ -99,8 +115,10 @@ class RemoteCore:
     def step(self) -> list[EngineOutput]:
         """Wait for news; see `EngineCore.step`."""
         while self._unfinished and not self._outputs:
-            for message in self._next_messages():
-                self._note(message)
+            if not self._received:
+                self._received.extend(self._next_messages())
+            while self._received:
+                self._note(self._received.popleft())
         outputs = [o for o in self._outputs if o.request_id in self._unfinished]
         self._outputs.clear()
         for output in outputs:
@@ -128,28 +146,24 @@ class RemoteCore:
         """
         self._next_call += 1
         number = self._next_call
-        answer = self._exchange(
-            Call(number, method, arguments),
-            lambda m: isinstance(m, Answer) and m.call_id == number,
-        )
+        self._check_alive()
+        self._connection.send(Call(number, method, arguments))
+        answer = self._await(lambda m: isinstance(m, Answer) and m.call_id == number)
         assert isinstance(answer, Answer)
         if answer.refusal is not None:
             raise answer.refusal.as_error()
         return answer.value
 
-    def _exchange(self, command: Command, is_answer: Callable[[Message], bool]) -> Message:
-        """Send and wait for the answer; everything else that comes is kept."""
-        self._check_alive()
-        self._connection.send(command)
+    def _await(self, is_answer: Callable[[Message], bool]) -> Message:
+        """Wait for an answer; everything else that comes is noted, what comes behind it is kept."""
         while True:
-            answer: Message | None = None
-            for message in self._next_messages():
+            if not self._received:
+                self._received.extend(self._next_messages())
+            while self._received:
+                message = self._received.popleft()
                 if not isinstance(message, Disconnected) and is_answer(message):
-                    answer = message
-                else:
-                    self._note(message)
-            if answer is not None:
-                return answer
+                    return message
+                self._note(message)
             self._check_alive()
 
     def _next_messages(self) -> list[Message | Disconnected]:

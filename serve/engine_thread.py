@@ -130,6 +130,6 @@ class EngineThread:
         if isinstance(command, AbortRequests):
             self._core.abort(command.request_ids)
         elif isinstance(command, AddRequest):
-            self._on_records([admit(self._core, command)])
+            self._on_records([admit(self._core, command.request)])
         else:
             self._on_records([answer_call(self._core, command)])

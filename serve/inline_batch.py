@@ -24,8 +24,8 @@ from girih.serve.tokenizer import Tokenizer
 class StepwiseCore(Protocol):
     """What this module needs of an engine core, in this process or in another."""
 
-    def add_request(self, request: EngineRequest) -> None:
-        """Queue a request; raises when it is refused."""
+    def add_requests(self, requests: Sequence[EngineRequest]) -> None:
+        """Queue requests before the next step; raises when one is refused."""
 
     def abort(self, request_ids: list[str]) -> object:
         """Drop requests."""
@@ -137,8 +137,7 @@ class InlineBatch:
 
     def _steps(self) -> Iterator[tuple[str, Delta]]:
         try:
-            for request in self._requests:
-                self._core.add_request(request)
+            self._core.add_requests(self._requests)
             while self._running:
                 if not self._core.has_work():
                     raise EngineError(

@@ -27,15 +27,17 @@ def run_texts(
     """
     found: dict[str, EngineOutput] = {}
     try:
-        for name, text in zip(names, texts, strict=True):
-            core.add_request(
+        core.add_requests(
+            [
                 EngineRequest(
                     request_id=name,
                     prompt_token_ids=text.token_ids,
                     pooling=text.params,
                     arrival_time=time.monotonic(),
                 )
-            )
+                for name, text in zip(names, texts, strict=True)
+            ]
+        )
         while len(found) < len(names):
             if not core.has_work():
                 raise EngineError(f"{len(names) - len(found)} texts have no vector and no work")

@@ -17,6 +17,7 @@ from girih.runtime.core_connection import CoreConnection, Disconnected
 from girih.runtime.core_process import CoreSupervisor
 from girih.runtime.messages import AddRequest, Call, Outputs, Ready
 from girih.runtime.remote_core import RemoteCore
+from girih.runtime.socket_folder import SocketFolder
 
 SECONDS = 20
 
@@ -77,6 +78,31 @@ def test_tokens_are_those_of_each_request_alone(remote):
     core.check_integrity()
 
 
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_requests_handed_over_together_run_together(remote, is_async):
+    core = remote(async_scheduling=is_async, step_seconds=0.02)
+    core.add_requests([make_request(f"r{i}", max_tokens=6) for i in range(12)])
+    done = run_to_end(core)
+    assert all(len(entry.tokens) == 6 for entry in done.values())
+    assert core.stats().num_steps <= 7
+
+
+def test_refused_requests_do_not_hold_up_the_others(remote):
+    core = remote()
+    with pytest.raises(RequestError, match="prompt has 300"):
+        core.add_requests([make_request("a", max_tokens=3), make_request("long", 300)])
+    assert len(run_to_end(core)["a"].tokens) == 3
+
+
+def test_a_core_without_its_own_thread_takes_what_came_before_it_plans(remote):
+    core = remote(async_scheduling=False, step_seconds=0.2)
+    core.add_request(make_request("a", max_tokens=4))
+    time.sleep(0.05)  # the first step runs
+    core.add_request(make_request("b", max_tokens=4))
+    run_to_end(core)
+    assert core.stats().num_steps == 5
+
+
 def test_refusals_cross_the_border_with_their_class(remote):
     core = remote()
     with pytest.raises(RequestError, match="prompt has 300") as caught:
@@ -133,6 +159,32 @@ def test_a_core_ends_when_its_front_end_is_killed(tmp_path):
     process.kill()
     process.join()
     wait_for(lambda: not alive(pid))
+
+
+def test_the_next_start_removes_what_a_killed_front_end_left(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    file = tmp_path / "pid"
+    process = multiprocessing.get_context("spawn").Process(
+        target=support_process.orphan, args=(str(file),)
+    )
+    process.start()
+    wait_for(lambda: file.exists() and file.read_text())
+    (theirs,) = tmp_path.glob("girih-core-*")
+    alive_beside = SocketFolder()
+    wait_for((theirs / "core").exists)
+    assert theirs.exists(), "a living front end keeps its folder"
+    process.kill()
+    process.join()
+    wait_for(lambda: not alive(int(file.read_text())))
+    assert theirs.exists(), "nobody could remove it"
+    ours = SocketFolder()
+    assert not theirs.exists()
+    assert alive_beside.path.exists() and ours.path.exists()
+    for folder in (ours, alive_beside):
+        folder.remove()
+        folder.remove()
+    assert not list(tmp_path.glob("girih-core-*"))
 
 
 class FrontEnd:

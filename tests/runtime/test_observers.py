@@ -11,7 +11,6 @@ from support_fake_runner import FakeRunner
 from girih.kernels.errors import QueueFullError
 from girih.runtime.control import call_method
 from girih.runtime.core_service import admit
-from girih.runtime.messages import AddRequest
 from girih.runtime.metrics import EngineMetrics, length_buckets
 from girih.runtime.status_line import StatusLine
 from girih.runtime.step_trace import StepTracer
@@ -89,7 +88,7 @@ def test_a_failed_step_leaves_no_request_behind(new_core, caplog):
 
 def test_front_ends_add_http_requests_and_refusals_are_counted(watched):
     core, _ = watched
-    refused = [admit(core, AddRequest(make_request(f"r{i}"))).refusal for i in range(3)]
+    refused = [admit(core, make_request(f"r{i}")).refusal for i in range(3)]
     assert [r and r.kind for r in refused] == [None, None, "QueueFullError"]
     seen = [("POST", "/v1/completions", 200, 0.2), ("POST", "/v1/completions", 429, 0.1)]
     values = read(call_method(core, "metrics", {"http": seen}))
@@ -138,7 +137,7 @@ def test_length_buckets():
 def test_the_step_trace_is_a_chrome_trace(new_core, tmp_path, is_async):
     path = tmp_path / "trace.json"
     core = new_core(async_scheduling=is_async)
-    core.observers.append(StepTracer(path))
+    core.observers.append(StepTracer(path, core.scheduler))
     for name in "ab":
         core.add_request(make_request(name, 20, max_tokens=4))
     run_to_end(core)
