@@ -17,9 +17,11 @@ def test_every_case_is_measured(monkeypatch, capsys):
 
 
 def test_the_mixed_case_finds_prefixes_and_computes_in_chunks():
-    traffic = bench._SchedulerRun(16, 12)
-    traffic.measure("mixed")
-    stats = traffic._scheduler.kv_cache.stats()
+    sizes = bench.Sizes(16, 12)
+    driver = bench.GirihDriver(sizes)
+    steps = bench.play("mixed", sizes, driver)
+    stats = driver.scheduler.kv_cache.stats()
     assert stats.prefix_hits >= 10 * bench.LONG_PROMPT_TOKENS // 2
-    assert len(traffic._scheduler.running) >= 16
-    traffic._scheduler.check_integrity()
+    assert len(driver.scheduler.running) >= 16
+    assert len(steps) == 12 and all(max(step.num_tokens) > 1 for step in steps)
+    driver.scheduler.check_integrity()
