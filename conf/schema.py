@@ -36,6 +36,7 @@ from girih.serve.bench.config import (
     SloConfig,
 )
 from girih.serve.config import BenchConfig, ExplainConfig, SamplingConfig, ServeConfig
+from girih.serve.twin.config import SimulateConfig
 
 SECTIONS: dict[str, type] = {
     "model": ModelConfig,
@@ -54,10 +55,11 @@ SECTIONS: dict[str, type] = {
     "load": LoadConfig,
     "slo": SloConfig,
     "report": ReportConfig,
+    "simulate": SimulateConfig,
 }
 """Every section of a configuration and the record it fills."""
 
-PLAIN_SECTIONS = ("compile", "explain", "endpoint", "load", "slo", "report")
+PLAIN_SECTIONS = ("compile", "explain", "endpoint", "load", "slo", "report", "simulate")
 GROUPS = tuple(name for name in SECTIONS if name not in PLAIN_SECTIONS)
 """Sections that are also Hydra groups with named options."""
 
@@ -140,6 +142,22 @@ class SchedulerBenchKeys:
 
 
 @dataclasses.dataclass
+class SimulateFitKeys:
+    """Top-level keys of `girih simulate fit`.
+
+    Attributes:
+        trace: what `girih serve runtime.trace=FILE` wrote while it was measured.
+        records: what `girih bench serve report.records=FILE load.warmups=0` wrote of that run; null
+            leaves out the way between clients and the core.
+        out: where the cost is written, for `girih simulate simulate.cost=FILE`.
+    """
+
+    trace: str | None = None
+    records: str | None = None
+    out: str | None = None
+
+
+@dataclasses.dataclass
 class NoKeys:
     """A verb without top-level keys of its own."""
 
@@ -162,6 +180,8 @@ VERBS: dict[str, VerbSchema] = {
     "bench offline": VerbSchema((*ENGINE_SECTIONS, "bench")),
     "bench scheduler": VerbSchema((), SchedulerBenchKeys),
     "bench serve": VerbSchema(("endpoint", "dataset", "load", "slo", "report")),
+    "simulate": VerbSchema(("simulate", "scheduler", "cache", "dataset", "load", "slo", "report")),
+    "simulate fit": VerbSchema((), SimulateFitKeys),
     "explain": VerbSchema((*ENGINE_SECTIONS, "explain")),
     "env": VerbSchema((), EnvKeys),
     "completion": VerbSchema(()),
@@ -195,6 +215,8 @@ ALIASES: dict[str, str] = {
     "workload_file": "bench.workload_file",
     "workloads": "bench.workloads",
     "rounds": "bench.rounds",
+    "cost": "simulate.cost",
+    "replicas": "simulate.replicas",
     "base_url": "endpoint.base_url",
     "api": "endpoint.api",
     "model": "endpoint.model",

@@ -88,7 +88,9 @@ def _find_verb(words: list[str]) -> tuple[Verb, list[str]]:
 
 
 def _family(word: str) -> list[Verb]:
-    """Return the verbs of two words that begin with `word`."""
+    """Return the verbs of two words that begin with `word`, unless it is one by itself."""
+    if word in VERBS:
+        return []
     return [verb for name, verb in VERBS.items() if name.startswith(f"{word} ")]
 
 

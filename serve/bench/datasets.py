@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -54,19 +55,15 @@ def make_requests(config: DatasetConfig, as_text: bool) -> list[BenchRequest]:
     Raises:
         ConfigError: the file cannot be read or holds nothing usable.
     """
-    made = _FROM[config.kind](config, as_text)
-    limit = config.num_requests or None
-    requests = [request for request, _ in zip(made, _counter(limit), strict=False)]
+    requests = list(made_requests(config, as_text))
     if not requests:
         raise ConfigError(f"dataset.file {config.file} holds no usable request")
     return requests
 
 
-def _counter(limit: int | None) -> Iterator[int]:
-    count = 0
-    while limit is None or count < limit:
-        yield count
-        count += 1
+def made_requests(config: DatasetConfig, as_text: bool) -> Iterator[BenchRequest]:
+    """Yield the same requests one by one, for when there are millions."""
+    return itertools.islice(_FROM[config.kind](config, as_text), config.num_requests or None)
 
 
 class _Maker:

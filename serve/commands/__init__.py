@@ -119,6 +119,19 @@ VERBS = {
             ),
         ),
         Verb(
+            "simulate",
+            "the scheduler under a load on a clock of its own, with measured step costs",
+            (
+                "girih simulate cost=FILE request_rate=4 num_requests=10000 slo.ttft_ms=500",
+                "girih simulate cost=FILE replicas=4 dataset=trace dataset.file=FILE",
+            ),
+        ),
+        Verb(
+            "simulate fit",
+            "what a step costs, from the trace of an engine that ran under load",
+            ("girih simulate fit trace=TRACE records=RECORDS out=FILE",),
+        ),
+        Verb(
             "explain",
             "show the stages: program map, tiles, passes, key",
             ("girih explain model=smollm2 opt=O2", "girih explain explain.html=page.html"),

@@ -1,0 +1,36 @@
+"""What a simulation is told, as frozen records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from girih.kernels.errors import ConfigError
+
+ROUTINGS = ("least_loaded", "round_robin")
+
+
+@dataclass(frozen=True)
+class SimulateConfig:
+    """What is simulated.
+
+    Attributes:
+        cost: file of `girih simulate fit`: what a step costs, and the engine it was seen on.
+        replicas: engines behind one router.
+        routing: least_loaded (fewest unfinished requests) or round_robin.
+        async_scheduling: engines plan a step ahead, as `runtime.async_scheduling`.
+        max_model_len: longest prompt + output in tokens; null takes the measured engine's.
+    """
+
+    cost: str | None = None
+    replicas: int = 1
+    routing: str = "least_loaded"
+    async_scheduling: bool = True
+    max_model_len: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ConfigError(f"simulate.replicas is {self.replicas}; it must be at least 1")
+        if self.routing not in ROUTINGS:
+            raise ConfigError(
+                f"simulate.routing is {self.routing!r}; it must be one of {', '.join(ROUTINGS)}"
+            )
