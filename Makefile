@@ -14,7 +14,7 @@ help:
 	@echo "make test-slow  the tests marked slow, network and real_model"
 	@echo "make archs      every model family against transformers: graph/ARCHITECTURES.md  (ARCHS_COMPILE=1: compiled)"
 	@echo "make check      lint, format and types"
-	@echo "make soak       10 minutes of mixed traffic, then everything is checked   (ARGS='--model smollm2')"
+	@echo "make soak       10 minutes of mixed traffic against SmolLM2, then everything is checked  (ARGS='--seconds 60')"
 	@echo "make bench      speed on conf/bench/workloads.json                     (ARGS='model=DIR')"
 
 # torch is installed by its pinned version first: an open range would pull a CUDA build.

@@ -1,24 +1,28 @@
 """Soaks a server: mixed traffic for a while, then everything is checked.
 
-    python tests/support/support_soak.py --seconds 600                  a fake model
-    python tests/support/support_soak.py --seconds 600 --model smollm2  a real one
+    python tests/support/support_soak.py --seconds 600         SmolLM2, in float32
+    python tests/support/support_soak.py --seconds 30 --fake   a fake model
 
-Clients come with short and long prompts, shared prefixes, priorities and output lengths; three in
-ten leave in the middle of their answer. The KV cache is small enough that requests are preempted.
-At the end: every finished answer has the tokens of the same request alone, nothing but 200 came,
-no block is in use, and the core's memory has not grown by more than 2 % after the first tenth.
+Clients come with short and long prompts, shared prefixes, priorities and output lengths, a real
+model's also with schemas, expressions and choices; three in ten leave in the middle of their
+answer. The KV cache is small enough that requests are preempted. At the end: every answer has the
+tokens of the same request alone (of those that were left, the first tokens), nothing but 200 came,
+no block is in use, requests were preempted, and neither the core nor the server has grown by more
+than 2 % after the first minute.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +39,25 @@ MAX_MODEL_LEN = 256
 ALLOWED_GROWTH = 1.02
 SECONDS_TO_SETTLE = 60
 SHARED = [[3 * k + i for i in range(48)] for k in range(4)]
+FORMS = (
+    {"choice": ["red", "green", "blue"]},
+    {"regex": "[a-z]{3,20}( [0-9]{1,6}){1,4}"},
+    {
+        "json": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 12},
+                "count": {"type": "integer", "minimum": 0, "maximum": 9999},
+                "tags": {"type": "array", "items": {"enum": ["a", "b", "c"]}, "maxItems": 5},
+            },
+            "required": ["name", "count", "tags"],
+            "additionalProperties": False,
+        }
+    },
+)
+"""Forms of the output; all of them end by themselves."""
+
+FORM_SHARE = 0.25
 
 
 @dataclass
@@ -45,21 +68,37 @@ class Report:
         finished: answers that came to their end.
         left: answers whose client went away.
         wrong: what was not as it must be, in words.
+        structured: answers of a form, of both kinds.
+        tokens: of all answers.
         preemptions: how often a request lost its blocks.
-        rss_mib: the core's memory over time, in MiB.
+        rss_mib: memory of the core and of the server over time, in MiB, with the seconds.
     """
 
     finished: int = 0
     left: int = 0
+    structured: int = 0
+    tokens: int = 0
     wrong: list[str] = field(default_factory=list)
     preemptions: int = 0
-    rss_mib: list[float] = field(default_factory=list)
+    rss_mib: list[tuple[float, float, float]] = field(default_factory=list)
 
     def check_memory(self) -> None:
-        """Note growth after the first tenth of the samples."""
-        settled = self.rss_mib[len(self.rss_mib) // 10 :]
-        if len(settled) > 1 and settled[-1] > settled[0] * ALLOWED_GROWTH:
-            self.wrong.append(f"memory grew from {settled[0]:.0f} to {settled[-1]:.0f} MiB")
+        """Note growth after the first minute."""
+        settled = [sample for sample in self.rss_mib if sample[0] >= SECONDS_TO_SETTLE]
+        for index, name in ((1, "the core"), (2, "the server")):
+            first, last = settled[0][index], settled[-1][index]
+            if last > first * ALLOWED_GROWTH:
+                self.wrong.append(f"{name} grew from {first:.1f} to {last:.1f} MiB")
+
+    def memory_line(self) -> str:
+        """Memory at the start, after a minute and at the end."""
+        settled = next((s for s in self.rss_mib if s[0] >= SECONDS_TO_SETTLE), self.rss_mib[0])
+        picked = (self.rss_mib[0], settled, self.rss_mib[-1])
+        texts = [
+            f"{name} {', '.join(f'{sample[index]:.1f}' for sample in picked)}"
+            for index, name in ((1, "core"), (2, "server"))
+        ]
+        return f"MiB at the start, after a minute, at the end: {'; '.join(texts)}"
 
 
 class Server:
@@ -76,13 +115,15 @@ class Server:
         assert " is ready at " in line, line
         self.url = line.split(" at ")[1].split()[0]
 
-    def core_rss_mib(self) -> float:
-        """Resident memory of the engine's process."""
+    def rss_mib(self) -> tuple[float, float]:
+        """Resident memory of the engine's process and of the server's."""
+        return _rss_mib(self._core_pid()), _rss_mib(self.process.pid)
+
+    def _core_pid(self) -> int:
         for file in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
             for pid in file.read_text().split():
                 if Path(f"/proc/{pid}/comm").read_text().strip() == "girih-core":
-                    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-                    return pages * 4096 / 2**20
+                    return int(pid)
         raise AssertionError("the server has no core")
 
     def stop(self) -> int:
@@ -94,6 +135,10 @@ class Server:
         return code
 
 
+def _rss_mib(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20
+
+
 class Soak:
     """Traffic against one server.
 
@@ -102,12 +147,20 @@ class Soak:
         seconds: how long clients come.
         expected: gives the tokens of a request alone.
         vocab_size: prompts have ids below this.
+        form_share: share of requests whose output has a form.
         seed: of the traffic.
     """
 
     def __init__(
-        self, server: Server, seconds: float, expected: Any, vocab_size: int, seed: int = 0
+        self,
+        server: Server,
+        seconds: float,
+        expected: Any,
+        vocab_size: int,
+        form_share: float = 0.0,
+        seed: int = 0,
     ) -> None:
+        self._form_share = form_share
         self._server = server
         self._seconds = seconds
         self._expected = expected
@@ -118,7 +171,8 @@ class Soak:
 
     async def run(self) -> Report:
         """Send traffic, wait until the server is idle, check."""
-        self._deadline = time.monotonic() + self._seconds
+        self._started = time.monotonic()
+        self._deadline = self._started + self._seconds
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(
             base_url=self._server.url, limits=limits, timeout=120
@@ -146,11 +200,13 @@ class Soak:
         draw = self._draw
         own = [draw.randrange(5, self._vocab_size) for _ in range(draw.choice([1, 4, 40, 100]))]
         shared = draw.choice(SHARED)[: draw.choice([0, 16, 48])]
+        has_form = draw.random() < self._form_share
+        form = {"structured_outputs": draw.choice(FORMS)} if has_form else {"ignore_eos": True}
         return {
             "prompt": shared + own,
             "max_tokens": draw.choice([1, 5, 30, 90]),
             "temperature": 0,
-            "ignore_eos": True,
+            **form,
             "priority": draw.randrange(3),
             "stream": True,
             "return_token_ids": True,
@@ -177,7 +233,11 @@ class Soak:
                 if stop_after is not None and len(tokens) >= stop_after:
                     self.report.left += 1
                     break
+            else:
+                stop_after = None  # it ended before its client left
         self.report.finished += stop_after is None
+        self.report.structured += "structured_outputs" in body
+        self.report.tokens += len(tokens)
         self._answers.append((body, tokens, stop_after is None))
 
     def _check_answers(self) -> None:
@@ -186,13 +246,15 @@ class Soak:
             expected = self._expected(body)
             if tokens != (expected if is_whole else expected[: len(tokens)]):
                 self.report.wrong.append(
-                    f"{len(body['prompt'])} prompt tokens, max_tokens {body['max_tokens']}: "
-                    f"other tokens than alone ({len(tokens)} of {len(expected)})"
+                    f"{len(body['prompt'])} prompt tokens, max_tokens {body['max_tokens']}, "
+                    f"{body.get('structured_outputs', 'free')}: other tokens than alone "
+                    f"({len(tokens)} of {len(expected)})"
                 )
 
     async def _sample_memory(self) -> None:
         while True:
-            self.report.rss_mib.append(self._server.core_rss_mib())
+            seconds = time.monotonic() - self._started
+            self.report.rss_mib.append((seconds, *self._server.rss_mib()))
             await asyncio.sleep(max(0.2, self._seconds / 100))
 
     async def _check_idle(self, client: httpx.AsyncClient) -> None:
@@ -205,6 +267,8 @@ class Soak:
         if cache["num_free_blocks"] != cache["num_blocks"]:
             self.report.wrong.append(f"blocks leaked: {cache}")
         self.report.preemptions = stats["num_preemptions"]
+        if not self.report.preemptions:
+            self.report.wrong.append("no request was preempted: the KV cache is too large")
 
 
 def soak_fake(seconds: float, **options: Any) -> tuple[Report, int]:
@@ -232,14 +296,26 @@ def soak_fake(seconds: float, **options: Any) -> tuple[Report, int]:
         return report, server.stop()
 
 
+@contextlib.contextmanager
+def serving_model(model: str, words: list[str]) -> Iterator[Server]:
+    """Serve a real model on a free port."""
+    settings = [f"model={model}", "port=0", "serve.log_requests=false"]
+    server = Server([sys.executable, "-m", "girih.serve.cli", "serve", *settings, *words])
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
 def soak_model(model: str, seconds: float, words: list[str]) -> tuple[Report, int]:
-    """Soak a real model; each distinct request is also run alone, in the idle server, before."""
+    """Soak a real model; each distinct request is run alone as well, afterwards."""
     settings = [
         f"model={model}",
         f"max_model_len={MAX_MODEL_LEN}",
         "num_blocks=40",
         "max_num_seqs=12",
         "scheduler.policy=priority",
+        "dtype=float32",  # in bfloat16 near ties fall otherwise in another batch
         "port=0",
         "serve.log_requests=false",
     ]
@@ -247,14 +323,14 @@ def soak_model(model: str, seconds: float, words: list[str]) -> tuple[Report, in
     known: dict[str, list[int]] = {}
 
     def expected(body: dict[str, Any]) -> list[int]:
-        key = json.dumps([body["prompt"], body["max_tokens"]])
+        key = json.dumps([body["prompt"], body["max_tokens"], body.get("structured_outputs")])
         if key not in known:
             alone = {**body, "stream": False}
             answer = httpx.post(f"{server.url}/v1/completions", json=alone, timeout=120)
             known[key] = answer.json()["choices"][0]["token_ids"]
         return known[key]
 
-    report = asyncio.run(Soak(server, seconds, expected, 1000).run())
+    report = asyncio.run(Soak(server, seconds, expected, 1000, FORM_SHARE).run())
     return report, server.stop()
 
 
@@ -262,17 +338,18 @@ def main() -> int:
     """Soak as the command line says; the exit code is 0 when nothing was wrong."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--model", help="a real model instead of the fake one")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--fake", action="store_true", help="a fake model instead")
     parser.add_argument("words", nargs="*", help="settings of `girih serve`, key=value")
     asked = parser.parse_args()
-    if asked.model:
-        report, code = soak_model(asked.model, asked.seconds, asked.words)
-    else:
+    if asked.fake:
         report, code = soak_fake(asked.seconds)
+    else:
+        report, code = soak_model(asked.model, asked.seconds, asked.words)
     print(
-        f"{report.finished} finished, {report.left} left early, {report.preemptions} preemptions, "
-        f"memory {report.rss_mib[0]:.0f} to {report.rss_mib[-1]:.0f} MiB, exit code {code}, "
-        f"{len(report.wrong)} wrong"
+        f"{report.finished} finished, {report.left} left early, {report.structured} of them of a "
+        f"form, {report.tokens} tokens, {report.preemptions} preemptions, exit code {code}, "
+        f"{len(report.wrong)} wrong\n{report.memory_line()}"
     )
     for line in dict.fromkeys(report.wrong):
         print(f"  {line}")
