@@ -6,7 +6,9 @@ walks the program's steps once, with everything that can be decided beforehand d
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -116,15 +118,12 @@ class Executable:
         self.block_size = block_size
         self.dtype = dtype
         self._template: list[torch.Tensor | None] = [None] * layout.num_values
-        for name, number in layout.weights.items():
-            self._template[number] = weights[name]
-        self._weight_bytes = sum(t.nbytes for t in weights.values())
+        self.set_weights(weights)
         self._tiles = tiles
         self.before_step: Callable[[], None] | None = None
         self.choose_attention(attention)
-        self._caches, self._group_of = self._allocate_groups()
-        self._states = [_new_states(spec, num_state_slots) for spec in layout.state_specs]
         self.num_state_slots = num_state_slots
+        self._allocate_memory()
         self._dead = _values_dead_after(layout)
         self._lives_on = _outputs_that_live_on(layout)
         self._out = torch.empty(0, dtype=dtype)
@@ -171,6 +170,46 @@ class Executable:
         for name, number in self.layout.inputs.items():
             values[number] = getattr(step, name)
         return values
+
+    def set_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """Run with `weights` from the next step on; the KV cache keeps what others computed."""
+        for name, number in self.layout.weights.items():
+            self._template[number] = weights[name]
+        self._weight_bytes = sum(t.nbytes for t in weights.values())
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The weights by name."""
+        return {
+            n: t for n, i in self.layout.weights.items() if (t := self._template[i]) is not None
+        }
+
+    def release(self, with_tiles: bool) -> None:
+        """Give up weights, KV cache and states, and compiled code when told to; see `restore`."""
+        self._template = [None] * self.layout.num_values
+        self._caches.clear()
+        self._states.clear()
+        self._out = torch.empty(0, dtype=self.dtype)
+        if with_tiles:
+            self._tiles = {}
+        return_freed_memory()
+
+    def restore(
+        self, weights: dict[str, torch.Tensor], tiles: dict[str, TileFn] | None = None
+    ) -> None:
+        """Take back what `release` gave up; the KV cache is empty.
+
+        Raises:
+            CapacityError: there is no memory for the KV cache; everything stays released.
+        """
+        self._allocate_memory()
+        self.set_weights(weights)
+        if tiles is not None:
+            self._tiles = tiles
+
+    def _allocate_memory(self) -> None:
+        self._caches, self._group_of = self._allocate_groups()
+        specs = self.layout.state_specs
+        self._states = [_new_states(spec, self.num_state_slots) for spec in specs]
 
     def replace_tile(self, key: str, tile: TileFn) -> None:
         """Run `tile` for all pieces that share the key, from the next step on."""
@@ -315,9 +354,20 @@ class _StepPlans:
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros whose pages are taken when first written (calloc; `torch.zeros` writes them all)."""
+    """Zeros whose pages are taken when first written, and returned when the tensor goes.
+
+    `torch.zeros` writes them all, and malloc keeps what it gets back (see `_keep_freed_memory`).
+    """
     size = torch.Size(shape).numel() * dtype.itemsize
-    return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)
+    if size == 0:
+        return torch.zeros(shape, dtype=dtype)
+    try:
+        memory = mmap.mmap(-1, size)
+    except (OSError, ValueError, OverflowError) as error:
+        raise MemoryError(f"{size} bytes: {error}") from error
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.from_numpy(np.frombuffer(memory, np.uint8)).view(dtype).view(shape)
 
 
 def _values_dead_after(layout: ProgramLayout) -> list[tuple[int, ...]]:
@@ -411,3 +461,9 @@ def _keep_freed_memory() -> None:
         libc.mallopt(m_trim_threshold, 1 << 30)
     except (OSError, AttributeError):
         return
+
+
+def return_freed_memory() -> None:
+    """Return to the system what malloc keeps."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

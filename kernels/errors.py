@@ -10,8 +10,10 @@
     ├── BundleError      a bundle is damaged, or was built for something else
     ├── CapacityError    memory does not suffice for what was asked
     ├── RequestError     a request cannot be served as it stands (HTTP 4xx)
+    ├── BusyError        something cannot be done while something else runs (HTTP 409)
     └── EngineError      the engine died or refused work (HTTP 5xx)
-        └── QueueFullError  too many requests wait (HTTP 429)
+        ├── UnavailableError  it takes no requests for a while: asleep, loading weights (HTTP 503)
+        └── QueueFullError    too many requests wait (HTTP 429)
 
 A message says what failed, the value seen, what is allowed, and what to do. This module lives in
 the lowest layer so that every folder can raise from the same tree; users import from `girih`.
@@ -69,8 +71,16 @@ class RequestError(GirihError):
         self.param = param
 
 
+class BusyError(GirihError):
+    """Something cannot be done while something else runs."""
+
+
 class EngineError(GirihError):
     """The engine died, or cannot take work now."""
+
+
+class UnavailableError(EngineError):
+    """The engine takes no requests now; the same request may be tried again later."""
 
 
 class QueueFullError(EngineError):

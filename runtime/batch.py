@@ -10,6 +10,7 @@ into the gap of one that leaves. Knows no model and does not sample.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 
 from girih.kernels.errors import EngineError
 from girih.runtime.executor import ModelRunnerOutput, NewRequest, SchedulerOutput
+from girih.runtime.logits_processors import NamedProcessor
 from girih.runtime.request import TokenLogprobs
 from girih.runtime.sampler import SamplerOutput, SamplingInputs
 from girih.runtime.sampling_rows import SamplingRows
@@ -96,6 +98,7 @@ class PersistentBatch:
         block_size: token slots per KV block.
         vocab_size: width of the logits.
         num_groups: KV groups; a row's block table has one block of each per `block_size` tokens.
+        processors: plug-ins that change logits.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class PersistentBatch:
         block_size: int,
         vocab_size: int,
         num_groups: int = 1,
+        processors: Sequence[NamedProcessor] = (),
     ) -> None:
         max_blocks = -(-max_model_len // block_size) * num_groups
         self.block_size = block_size
@@ -119,7 +123,7 @@ class PersistentBatch:
         self._num_blocks = np.zeros(max_num_seqs, np.int32)
         # Rows move, states do not: a row keeps the number of its state. Always a permutation.
         self._state_slots = np.arange(max_num_seqs, dtype=np.int32)
-        self._sampling = SamplingRows(max_num_seqs, vocab_size)
+        self._sampling = SamplingRows(max_num_seqs, vocab_size, processors)
         self._prompt_logprobs: dict[str, int] = {}  # requests whose prompt is still to be scored
 
     def __len__(self) -> int:
@@ -214,6 +218,7 @@ class PersistentBatch:
     def _remove(self, request_id: str) -> None:
         row = self.row_of.pop(request_id)
         self._prompt_logprobs.pop(request_id, None)
+        self._sampling.drop(row)
         last = len(self._ids) - 1
         last_id = self._ids.pop()
         if row == last:

@@ -173,6 +173,11 @@ class RuntimeConfig:
         process: "inline" keeps the core in the caller's process, "process" gives it its own.
         async_scheduling: plan the next step while one runs; the tokens are the same.
         trace: file for what every step did, as Chrome trace events; None writes none.
+        profile_dir: folder for what /admin/profile/start records; null refuses to profile.
+        logits_processors: plug-ins that change logits, as "module:Class", beside those of installed
+            packages (entry points `girih.logits_processors`).
+        batch_invariant: refuse to start unless the same request gives the same bits (tokens and
+            log-probabilities) whatever else is in the batch.
         status_seconds: between log lines of a serving engine that is busy; 0 logs none.
         restart: "never", or "on-failure": a core process that died is started again (requests
             without a token are handed over anew, the others end with an error).
@@ -181,6 +186,9 @@ class RuntimeConfig:
     process: str = "inline"
     async_scheduling: bool = True
     trace: str | None = None
+    profile_dir: str | None = None
+    logits_processors: tuple[str, ...] = ()
+    batch_invariant: bool = False
     status_seconds: float = 10.0
     restart: str = "never"
 

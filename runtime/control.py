@@ -6,11 +6,15 @@ Every method takes keyword arguments and returns something msgspec can encode.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from girih.kernels.errors import EngineError, QueueFullError, RequestError
 from girih.runtime.engine import EngineCore
 from girih.runtime.metrics import EngineMetrics
+from girih.runtime.operations import OperationState
+
+if TYPE_CHECKING:
+    from girih.runtime.profiler import StepProfiler
 
 Method = Callable[..., Any]
 
@@ -58,6 +62,36 @@ def _step_seconds(core: EngineCore) -> dict[str, float]:
     }
 
 
+def _sleep(core: EngineCore, level: int = 1, mode: str = "refuse") -> OperationState:
+    return core.operations.sleep(level, mode)
+
+
+def _wake(core: EngineCore) -> OperationState:
+    return core.operations.wake()
+
+
+def _reload(core: EngineCore, path: str | None = None, mode: str = "refuse") -> OperationState:
+    return core.operations.reload_weights(path, mode)
+
+
+def _operation(core: EngineCore) -> OperationState:
+    return core.operations.state
+
+
+def _profile_start(core: EngineCore) -> None:
+    core.call_runner(_profiler(core).start)
+
+
+def _profile_stop(core: EngineCore) -> str:
+    return core.call_runner(_profiler(core).stop)
+
+
+def _profiler(core: EngineCore) -> StepProfiler:
+    if core.profiler is None:
+        raise RequestError("this engine does not profile; start it with runtime.profile_dir=DIR")
+    return core.profiler
+
+
 METHODS: dict[str, Method] = {
     "stats": EngineCore.stats,
     "metrics": _metrics,
@@ -66,4 +100,10 @@ METHODS: dict[str, Method] = {
     "reset_prefix_cache": EngineCore.reset_prefix_cache,
     "pause": EngineCore.pause,
     "resume": EngineCore.resume,
+    "sleep": _sleep,
+    "wake": _wake,
+    "reload_weights": _reload,
+    "operation": _operation,
+    "profile_start": _profile_start,
+    "profile_stop": _profile_stop,
 }

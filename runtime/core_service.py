@@ -52,6 +52,7 @@ class CoreService:
         self._is_stopping = False
         self._next_alive = 0.0
         core.on_result(endpoint.wake)
+        core.sign_of_life = lambda: endpoint.broadcast(Alive(0.0))
 
     def stop(self) -> None:
         """End `run` soon (from any thread)."""
@@ -102,7 +103,9 @@ class CoreService:
         elif isinstance(command, Hello):
             self._endpoint.send(client, Ready(self._facts))
         elif isinstance(command, Call):
-            self._endpoint.send(client, answer_call(self._core, command))
+            answer = answer_call(self._core, command)
+            self._send_outputs(self._core.take_outputs())
+            self._endpoint.send(client, answer)
 
     def _add(self, client: bytes, request: EngineRequest) -> None:
         admission = admit(self._core, request)

@@ -22,6 +22,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -29,13 +31,20 @@ from girih.kernels.errors import EngineError
 from girih.runtime.executor import ModelRunner, SchedulerOutput
 from girih.runtime.kv_cache import KVCacheStats
 from girih.runtime.observers import CoreObserver, StepReport
+from girih.runtime.operations import Operations, OperationState
 from girih.runtime.plan_queue import Finished, InlinePlanQueue, PlanQueue, ThreadedPlanQueue
 from girih.runtime.request import EngineOutput, EngineRequest
 from girih.runtime.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
+if TYPE_CHECKING:
+    from girih.runtime.profiler import StepProfiler
+
+T = TypeVar("T")
+
 MAX_FAILURES_IN_A_ROW = 3
+ALIVE_SECONDS = 1.0  # between signs of life while the runner does something else than steps
 BLOCKED_SECONDS = 0.01  # a step without a plan waits so long for what requests are blocked on
 PLANS_IN_FLIGHT = 2  # with asynchronous scheduling: one that runs, one behind it
 
@@ -76,6 +85,7 @@ class EngineStats(msgspec.Struct, frozen=True):
         run_seconds: time spent in the runner.
         update_seconds: time spent digesting results.
         kv_cache: the KV cache's counters.
+        operation: whether it sleeps, or will when its requests have ended.
         recompiles: tiles this process compiled after the engine was ready; serving never does.
         compiling: of a build behind the serving engine, None when there was none.
     """
@@ -93,6 +103,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     run_seconds: float
     update_seconds: float
     kv_cache: KVCacheStats
+    operation: OperationState = OperationState()
     recompiles: int = 0
     compiling: CompileState | None = None
 
@@ -110,8 +121,12 @@ class EngineCore:
         is_async: whether a step runs beside the caller, who plans the next one.
         failure: why the core died, or None while it lives.
         observers: told what the core does.
+        operations: sleep, wake and new weights.
+        profiler: records steps on request, if it may.
+        request_checks: called with each request before it is taken in; they may raise.
         chore: called with the core before it plans, about once a second while it is idle.
         compile_state: tells how far a build behind the serving engine is.
+        sign_of_life: called about once a second while the core waits for something long.
         count_recompiles: tells how many tiles were compiled since the engine was ready.
     """
 
@@ -127,8 +142,13 @@ class EngineCore:
         self.is_async = async_scheduling
         self.failure: str | None = None
         self.observers: list[CoreObserver] = []
+        self.operations = Operations(self)
+        self._late_outputs: list[EngineOutput] = []
+        self.profiler: StepProfiler | None = None
+        self.request_checks: list[Callable[[EngineRequest], None]] = []
         self.chore: Callable[[EngineCore], None] | None = None
         self.compile_state: Callable[[], CompileState] | None = None
+        self.sign_of_life: Callable[[], object] = lambda: None
         self.count_recompiles: Callable[[], int] = lambda: 0
         if queue is None:
             queue = ThreadedPlanQueue(runner) if async_scheduling else InlinePlanQueue(runner)
@@ -148,15 +168,29 @@ class EngineCore:
         """Whether plans are in flight."""
         return bool(self._planned)
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is planned until `resume`."""
+        return self._is_paused
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any request is unfinished."""
+        return self.scheduler.has_work()
+
     def add_request(self, request: EngineRequest) -> None:
         """Queue a request.
 
         Raises:
             RequestError: it can never be served as it stands.
             QueueFullError: too many requests wait.
+            UnavailableError: the core sleeps, or will soon.
             EngineError: the core died.
         """
         self._check_alive()
+        self.operations.check_open()
+        for check in self.request_checks:
+            check(request)
         self.scheduler.add_request(request)
         for observer in self.observers:
             observer.on_request(request)
@@ -178,9 +212,33 @@ class EngineCore:
         """
         return self._end(request_ids, "abort")
 
+    def abort_all(self) -> None:
+        """End every request; `take_outputs` has the records for whoever waits for them."""
+        self._late_outputs += self._end(list(self.scheduler.requests), "abort")
+
+    def take_outputs(self) -> list[EngineOutput]:
+        """Return the records of requests that ended by what was asked of the core."""
+        outputs, self._late_outputs = self._late_outputs, []
+        return outputs
+
+    def call_runner(self, work: Callable[[], T]) -> T:
+        """Do `work` where steps run, behind the plans in flight, and wait for it."""
+        done = self._queue.call(work)
+        while True:
+            try:
+                return done.result(ALIVE_SECONDS)
+            except FutureTimeout:
+                if done.done():  # it was `work` that timed out
+                    raise
+                self.sign_of_life()
+
     def has_work(self) -> bool:
         """Whether a `step` would find something to do: plans in flight, unfinished requests."""
-        return bool(self._planned) or (self.scheduler.has_work() and not self._is_paused)
+        if self._planned:
+            return True
+        if self.scheduler.has_work():
+            return not self._is_paused
+        return self.operations.is_pending
 
     def step(self) -> list[EngineOutput]:
         """Plan what can be planned, then wait for the oldest plan and digest its result.
@@ -202,6 +260,8 @@ class EngineCore:
         """Make plans until as many are in flight as may be; whether any is."""
         if self.chore is not None:
             self.chore(self)
+        if self.operations.is_pending:
+            self.operations.advance()
         while len(self._planned) < self._max_in_flight and not self._is_paused:
             begun = time.monotonic()
             plan = self.scheduler.schedule()
@@ -298,6 +358,7 @@ class EngineCore:
             run_seconds=self._seconds[1],
             update_seconds=self._seconds[2],
             kv_cache=scheduler.kv_cache.stats(),
+            operation=self.operations.state,
             recompiles=self.count_recompiles(),
             compiling=self.compile_state() if self.compile_state is not None else None,
         )

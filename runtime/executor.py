@@ -7,7 +7,7 @@ The records hold plain Python values only, so that they can cross process border
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -137,3 +137,29 @@ class ModelRunner(Protocol):
                 requests of this plan.
         """
         ...
+
+
+@runtime_checkable
+class MemoryRunner(Protocol):
+    """A runner that can give up its memory and take it back; called between plans."""
+
+    def sleep(self, level: int) -> None:
+        """Give up weights and KV cache (level 1), compiled code too (level 2).
+
+        Raises:
+            BusyError: its memory is in use by something else.
+        """
+
+    def wake(self) -> None:
+        """Take everything back.
+
+        Raises:
+            GirihError: it cannot be loaded; nothing has changed.
+        """
+
+    def reload_weights(self, path: str | None) -> str:
+        """Exchange the weights; returns how that went, for the log.
+
+        Raises:
+            GirihError: they do not fit; the old ones stay.
+        """

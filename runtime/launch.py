@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,7 +29,7 @@ from girih.graph.trace import trace
 from girih.graph.weight_names import plan_for_checkpoint
 from girih.graph.weight_plan import WeightPlan
 from girih.graph.weights import load_weights
-from girih.kernels.errors import ConfigError
+from girih.kernels.errors import BusyError, ConfigError
 from girih.kernels.kv_groups import plan_groups
 from girih.kernels.library import load_library
 from girih.kernels.target import Target, require_runnable, resolve_target
@@ -36,17 +37,21 @@ from girih.passes.background import BuildObserver
 from girih.passes.build import bundle_key, find_or_build, lower_and_partition
 from girih.passes.prepare import prepare
 from girih.runtime.batch import PersistentBatch
+from girih.runtime.batch_invariance import require_batch_invariant
 from girih.runtime.cache_size import CacheDemand, CacheSize, plan_cache
 from girih.runtime.canary import check_canary, executable_for_canary, output_width
 from girih.runtime.config import EngineConfig, ModelConfig
 from girih.runtime.engine import PLANS_IN_FLIGHT, EngineCore
 from girih.runtime.executor import ModelRunner
 from girih.runtime.kv_cache import KVCacheManager
+from girih.runtime.logits_processors import NamedProcessor, check_arguments, load_processors
 from girih.runtime.messages import EngineFacts
 from girih.runtime.model_runner import CompiledModelRunner
 from girih.runtime.pooler import make_pooler, pooling_facts
 from girih.runtime.pooling_params import PoolingFacts
 from girih.runtime.pooling_runner import PoolingRunner
+from girih.runtime.profiler import StepProfiler
+from girih.runtime.resident import Resident, ResidentRunner
 from girih.runtime.scheduler import Scheduler
 from girih.runtime.serving_build import ServingBuild
 from girih.runtime.step_trace import StepTracer
@@ -180,6 +185,8 @@ def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engi
         core, pooling = start.core(executable, length), None
     else:
         core, pooling = start.pooling_core(executable, length)
+    assert isinstance(core.runner, ResidentRunner)
+    core.runner.resident = start.resident(executable, compiled)
     _watch_compiling(core, executable, compiled.build)
     if pooling:
         length = core.scheduler.limits.longest_text
@@ -384,7 +391,9 @@ class _Start:
     def bind(self, compiled: _Compiled) -> tuple[Executable, int]:
         """Load weights, size the KV cache and bind; also returns the longest request, in tokens."""
         _require_servable(compiled.layout, self.spec)
-        weights = self.report.timed("weights", lambda: self._weights(compiled))
+        weights = self.report.timed(
+            "weights", lambda: self._weights(compiled, self.spec, self.progress)
+        )
         size = self._cache_size(compiled.layout)
         executable = self.report.timed(
             "bind",
@@ -404,6 +413,8 @@ class _Start:
         self.report.memory = executable.memory_table() + saved
         self.report.attention = executable.attention_report()
         bundle, vocab_size = compiled.bundle, self.spec.vocab_size
+        if self.config.runtime.batch_invariant:
+            require_batch_invariant(executable, bundle)
         if compiled.build:
             _take_in_between_steps(executable, compiled.build)
             compiled.build.serve(
@@ -424,17 +435,52 @@ class _Start:
         beside = executable_for_canary(executable, bundle, weights, _load_tiles(bundle), None)
         return check_canary(beside, bundle, weights, self.spec.vocab_size)
 
-    def _weights(self, compiled: _Compiled) -> dict[str, torch.Tensor]:
-        with open_checkpoint(self.spec.files) as checkpoint:
-            plan = plan_for_checkpoint(compiled.weights, checkpoint, self.spec)
-            return load_weights(
-                plan, checkpoint, compiled.constants, self.target.isa, self.progress
-            )
+    def resident(self, executable: Executable, compiled: _Compiled) -> Resident:
+        """What `executable` keeps in memory, and where it came from."""
+        pieces, build = dict(compiled.tiles), compiled.build
+
+        def bundle() -> Bundle | None:
+            if build is None:
+                return compiled.bundle
+            return build.result()[0] if build.error is None else None
+
+        def load_tiles() -> dict[str, TileFn]:
+            source = bundle()
+            return dict(pieces) if source is None else _load_tiles(source)
+
+        def check(weights: dict[str, torch.Tensor]) -> str:
+            source = bundle()
+            if source is None:
+                return "no canary: eager pieces answer"
+            return check_canary(executable, source, weights, self.spec.vocab_size)
+
+        return Resident(
+            executable,
+            self.spec,
+            lambda source: model_spec(
+                replace(self.config.model, source=source, dtype=self.spec.dtype)
+            ),
+            lambda spec: self._weights(compiled, spec, no_progress),
+            load_tiles,
+            partial(_require_built, executable, build),
+            check,
+            self.target.threads,
+        )
+
+    def _weights(
+        self, compiled: _Compiled, spec: ModelSpec, progress: Progress
+    ) -> dict[str, torch.Tensor]:
+        with open_checkpoint(spec.files) as checkpoint:
+            plan = plan_for_checkpoint(compiled.weights, checkpoint, spec)
+            return load_weights(plan, checkpoint, compiled.constants, self.target.isa, progress)
 
     def core(self, executable: Executable, max_model_len: int) -> EngineCore:
         """Assemble scheduler, batch and runner of a model that generates."""
         limits, spec, threads = self.config.scheduler, self.spec, self.target.threads
-        kv, batch = self._cache_and_batch(executable, max_model_len)
+        processors = load_processors(
+            self.config.runtime.logits_processors, spec.vocab_size, limits.max_num_seqs
+        )
+        kv, batch = self._cache_and_batch(executable, max_model_len, processors=processors)
         grammars = GrammarStore(
             lambda: read_vocabulary(spec.files.path, spec.vocab_size, spec.eos_token_ids), threads
         )
@@ -442,7 +488,9 @@ class _Start:
         runner = CompiledModelRunner(
             executable, batch, GrammarRows(grammars, spec.vocab_size), threads
         )
-        return self._assembled(scheduler, runner)
+        core = self._assembled(scheduler, runner)
+        core.request_checks.append(lambda r: check_arguments(processors, r.sampling))
+        return core
 
     def pooling_core(
         self, executable: Executable, max_model_len: int
@@ -463,7 +511,11 @@ class _Start:
         return self._assembled(scheduler, runner), pooling_facts(spec, pooler, width, can_cut)
 
     def _cache_and_batch(
-        self, executable: Executable, max_model_len: int, may_cache: bool = True
+        self,
+        executable: Executable,
+        max_model_len: int,
+        may_cache: bool = True,
+        processors: tuple[NamedProcessor, ...] = (),
     ) -> tuple[KVCacheManager, PersistentBatch]:
         cache, limits = self.config.cache, self.config.scheduler
         # A state at the end of a prefix is not kept, so a cached prefix would be of no use.
@@ -478,6 +530,7 @@ class _Start:
             cache.block_size,
             self.spec.vocab_size,
             len(groups),
+            processors,
         )
         return kv, batch
 
@@ -485,6 +538,10 @@ class _Start:
         core = EngineCore(scheduler, runner, self.config.runtime.async_scheduling)
         if self.config.runtime.trace is not None:
             core.observers.append(StepTracer(Path(self.config.runtime.trace), scheduler))
+        if self.config.runtime.profile_dir is not None:
+            folder = Path(self.config.runtime.profile_dir).expanduser()
+            core.profiler = StepProfiler(folder, scheduler)
+            core.observers.append(core.profiler)
         return core
 
 
@@ -504,6 +561,15 @@ def _require_servable(layout: ProgramLayout, spec: ModelSpec) -> None:
         raise ConfigError(
             "model.pooling is 'cls', but a token of this model sees only those before it, so its "
             "first one says nothing of the text; use last or mean"
+        )
+
+
+def _require_built(executable: Executable, build: ServingBuild | None) -> None:
+    if build is not None and build.take_in(executable):
+        state = build.state()
+        raise BusyError(
+            f"compiled code is still being taken in ({state.phase}, tile {state.tiles} of "
+            f"{state.total_tiles}); try again when /ready says that it is done"
         )
 
 

@@ -251,6 +251,7 @@ class _StatsCollector(Collector):
             ("num_requests_waiting", "Requests in the queue.", stats.num_waiting),
             ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", cache.usage),
             ("kv_cache_blocks", "KV blocks in all.", cache.num_blocks),
+            ("sleep_level", "0 awake; 1, 2 asleep.", stats.operation.sleep_level),
             *_compile_gauges(stats.compiling),
         ):
             gauge = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=self._names)

@@ -20,11 +20,12 @@ from girih.graph.executable import Executable, StepInputs
 from girih.runtime.batch import PersistentBatch, StepBatch
 from girih.runtime.executor import ModelRunnerOutput, SchedulerOutput, StepTimes
 from girih.runtime.request import TokenLogprobs
+from girih.runtime.resident import ResidentRunner
 from girih.runtime.sampler import SamplerOutput, sample, score_tokens
 from girih.runtime.structured.rows import GrammarRows
 
 
-class CompiledModelRunner:
+class CompiledModelRunner(ResidentRunner):
     """The runner behind the scheduler.
 
     Args:
@@ -68,7 +69,10 @@ class CompiledModelRunner:
         if constraint is not None:
             sampling = replace(sampling, grammar=constraint)
         output = sample(logits[: step.num_samples], sampling)
-        return output, grammars.accept(step.sampled_ids, output.token_ids)
+        errors = grammars.accept(step.sampled_ids, output.token_ids)
+        if output.errors:
+            errors |= {step.sampled_ids[row]: text for row, text in output.errors.items()}
+        return output, errors
 
 
 class CallingThread:

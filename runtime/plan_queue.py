@@ -15,8 +15,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from girih.runtime.executor import ModelRunner, ModelRunnerOutput, SchedulerOutput
 
@@ -34,6 +35,9 @@ class Finished:
     result: ModelRunnerOutput
     started: float
     ended: float
+
+
+T = TypeVar("T")
 
 
 class PlanQueue(Protocol):
@@ -59,9 +63,27 @@ class PlanQueue(Protocol):
         """Let the oldest `num_plans` plans leave; outcomes still to come are dropped unseen."""
         ...
 
+    def call(self, work: Callable[[], T]) -> Future[T]:
+        """Do `work` where plans run, after those submitted so far; what comes of it."""
+        ...
+
     def close(self) -> None:
         """End the thread, if there is one, after the plans submitted so far."""
         ...
+
+
+def call_now(work: Callable[[], T]) -> Future[T]:
+    """Do `work` and return what came of it."""
+    done: Future[T] = Future()
+    _settle(done, work)
+    return done
+
+
+def _settle(done: Future[T], work: Callable[[], T]) -> None:
+    try:
+        done.set_result(work())
+    except BaseException as error:  # raised again where the result is waited for
+        done.set_exception(error)
 
 
 class InlinePlanQueue:
@@ -94,6 +116,10 @@ class InlinePlanQueue:
         for _ in range(num_plans):
             self._plans.popleft()
 
+    def call(self, work: Callable[[], T]) -> Future[T]:
+        """See `PlanQueue.call`."""
+        return call_now(work)
+
     def close(self) -> None:
         """See `PlanQueue.close`."""
 
@@ -111,7 +137,9 @@ class ThreadedPlanQueue:
     def __init__(self, runner: ModelRunner, on_result: Callable[[], None] = lambda: None) -> None:
         self.on_result = on_result
         self._runner = runner
-        self._plans: queue.SimpleQueue[tuple[int, SchedulerOutput] | None] = queue.SimpleQueue()
+        self._plans: queue.SimpleQueue[tuple[int, SchedulerOutput] | Callable[[], None] | None] = (
+            queue.SimpleQueue()
+        )
         self._generation = 0  # grows when a failure is forgotten
         self._outcomes: queue.SimpleQueue[Finished | BaseException] = queue.SimpleQueue()
         self._oldest: Finished | BaseException | None = None
@@ -120,11 +148,7 @@ class ThreadedPlanQueue:
 
     def submit(self, plan: SchedulerOutput) -> None:
         """See `PlanQueue.submit`."""
-        if self._thread is None:  # a core that is only looked at has no thread
-            self._thread = threading.Thread(target=self._run, name="girih-runner", daemon=True)
-            self._thread.start()
-            # A step that ran into the interpreter's end would bring the process down in C++.
-            atexit.register(self.close)
+        self._start()
         self._plans.put((self._generation, plan))
 
     def has_result(self) -> bool:
@@ -154,6 +178,13 @@ class ThreadedPlanQueue:
         self._generation += num_plans > 0  # one of them may fail unseen
         self._num_forgotten += num_plans
 
+    def call(self, work: Callable[[], T]) -> Future[T]:
+        """See `PlanQueue.call`."""
+        self._start()
+        done: Future[T] = Future()
+        self._plans.put(lambda: _settle(done, work))
+        return done
+
     def close(self) -> None:
         """See `PlanQueue.close`."""
         if self._thread is not None:
@@ -162,9 +193,19 @@ class ThreadedPlanQueue:
             self._thread = None
             atexit.unregister(self.close)
 
+    def _start(self) -> None:
+        if self._thread is None:  # a core that is only looked at has no thread
+            self._thread = threading.Thread(target=self._run, name="girih-runner", daemon=True)
+            self._thread.start()
+            # A step that ran into the interpreter's end would bring the process down in C++.
+            atexit.register(self.close)
+
     def _run(self) -> None:
         failure: tuple[int, BaseException] | None = None
         while (entry := self._plans.get()) is not None:
+            if not isinstance(entry, tuple):
+                entry()
+                continue
             generation, plan = entry
             started = time.monotonic()
             outcome: Finished | BaseException

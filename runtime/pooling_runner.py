@@ -23,6 +23,7 @@ from girih.runtime.executor import ModelRunnerOutput, SchedulerOutput, StepTimes
 from girih.runtime.model_runner import CallingThread, step_inputs
 from girih.runtime.pooler import Pooler
 from girih.runtime.pooling_params import PoolingParams
+from girih.runtime.resident import ResidentRunner
 
 Counts = npt.NDArray[np.integer]
 
@@ -40,7 +41,7 @@ class _Text:
     rows: list[torch.Tensor] = field(default_factory=list)
 
 
-class PoolingRunner:
+class PoolingRunner(ResidentRunner):
     """The runner behind the scheduler of a model that embeds or classifies.
 
     Args:

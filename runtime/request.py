@@ -33,6 +33,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         arrival_time: seconds on any clock shared by all requests; orders the priority policy.
         priority: lower is served first (policy "priority" only).
         cache_salt: requests share cached prefixes only with equal salts.
+        trace: the client's place in a distributed trace: W3C headers by name.
     """
 
     request_id: str
@@ -43,6 +44,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     arrival_time: float = 0.0
     priority: int = 0
     cache_salt: str | None = None
+    trace: dict[str, str] = {}
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):

@@ -1,7 +1,8 @@
 """Chooses the next token of every row, vectorised over the batch. The order is meaning:
 
     raw logits ─▶ float32 ─▶ grammar ─▶ allowed tokens ─▶ bad words, min_tokens (banned)
-      ─▶ logit bias ─▶ penalties ─▶ greedy result ─▶ temperature ─▶ min_p ─▶ top-k, top-p ─▶ sample
+      ─▶ logit bias ─▶ plug-ins (logits processors) ─▶ penalties ─▶ greedy result
+      ─▶ temperature ─▶ min_p ─▶ top-k, top-p ─▶ sample
       ─▶ where(temperature == 0, greedy, sampled);   logprobs are those of the raw logits
 
 Randomness is one number per row, a hash of (seed of the request, position in its sequence), taken
@@ -15,12 +16,13 @@ Pure functions of their arguments; which row wants what is `sampling_rows.py`'s 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from girih.runtime.logits_processors import ActiveProcessor
 from girih.runtime.request import TokenLogprobs
 from girih.runtime.sampling_filters import keep_top_k, keep_top_p
 from girih.runtime.sampling_mask import masked, revive, unpack_mask
@@ -66,6 +68,8 @@ class SamplingInputs:
         allowed: row numbers int64 [A], and bool [A, V] of what each may produce.
         banned: rows and token ids, int64 [B] each.
         bias: rows, token ids (int64 [C] each) and float32 [C] values; pairs are distinct.
+        processors: plug-ins with their rows.
+        failed: row -> why a plug-in cannot serve it.
         penalties: see `PenaltyInputs`.
         num_logprobs: per row the alternatives to report (-1 all), None for nothing.
     """
@@ -79,6 +83,8 @@ class SamplingInputs:
     allowed: tuple[torch.Tensor, torch.Tensor] | None = None
     banned: tuple[torch.Tensor, torch.Tensor] | None = None
     bias: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    processors: tuple[ActiveProcessor, ...] = ()
+    failed: dict[int, str] = field(default_factory=dict)
     penalties: PenaltyInputs | None = None
     num_logprobs: tuple[int | None, ...] | None = None
 
@@ -86,7 +92,7 @@ class SamplingInputs:
     def changes_logits(self) -> bool:
         """Whether anything is done to the logits before the greedy result."""
         fields = (self.grammar, self.allowed, self.banned, self.bias, self.penalties)
-        return any(field is not None for field in fields)
+        return bool(self.processors) or any(value is not None for value in fields)
 
 
 GREEDY = SamplingInputs()
@@ -99,10 +105,12 @@ class SamplerOutput:
     Attributes:
         token_ids: int64 [S], on the CPU.
         logprobs: per row its record or None; None when no row asked.
+        errors: row -> why its token counts for nothing.
     """
 
     token_ids: torch.Tensor
     logprobs: list[TokenLogprobs | None] | None
+    errors: dict[int, str] = field(default_factory=dict)
 
 
 def uniform_noise(
@@ -129,15 +137,16 @@ def sample(logits: torch.Tensor, inputs: SamplingInputs) -> SamplerOutput:
         inputs: what the rows ask for.
     """
     work = logits
+    errors = dict(inputs.failed)
     if inputs.changes_logits:
-        work = _change_logits(logits, inputs)
+        work = _change_logits(logits, inputs, errors)
     token_ids = argmax(work)
     if inputs.temperature is not None:
         token_ids = _sample_random_rows(work, inputs, token_ids)
     logprobs = None
     if inputs.num_logprobs is not None:
         logprobs = _logprobs_of_rows(logits, token_ids, inputs.num_logprobs)
-    return SamplerOutput(token_ids.cpu(), logprobs)
+    return SamplerOutput(token_ids.cpu(), logprobs, errors)
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
@@ -166,7 +175,24 @@ def _apply_bans(work: torch.Tensor, inputs: SamplingInputs) -> None:
         work[inputs.banned] = -torch.inf
 
 
-def _change_logits(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
+def _apply_processors(
+    work: torch.Tensor, logits: torch.Tensor, inputs: SamplingInputs, errors: dict[int, str]
+) -> None:
+    """Let plug-ins change `work` in place; grammars keep the last word."""
+    for processor in inputs.processors:
+        error = processor.change(work)
+        if error is not None:
+            errors.update(dict.fromkeys(processor.index.tolist(), error))
+    if inputs.grammar is not None:
+        rows, words = inputs.grammar
+        fits_grammar = unpack_mask(words, logits.shape[1])
+        work[rows] = work[rows].masked_fill_(~fits_grammar, -torch.inf)
+        revive(work, logits, rows, fits_grammar)
+
+
+def _change_logits(
+    logits: torch.Tensor, inputs: SamplingInputs, errors: dict[int, str]
+) -> torch.Tensor:
     """Everything up to the penalties, on a float32 copy of `logits` [S, V]."""
     if inputs.grammar is None:
         work = logits.to(torch.float32, copy=True)
@@ -181,6 +207,8 @@ def _change_logits(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor
     if inputs.bias is not None:
         rows, token_ids, values = inputs.bias
         work[rows, token_ids] += values
+    if inputs.processors:
+        _apply_processors(work, logits, inputs, errors)
     if inputs.penalties is not None:
         asked = inputs.penalties
         values = work[asked.rows, asked.token_ids]

@@ -40,6 +40,29 @@ def _check_token_ids(name: str, token_ids: Iterable[Any]) -> None:
         _check_integer(name, token_id, 0, None, "token ids, each an integer >= 0")
 
 
+def plain_extra_args(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return `arguments` of logits processors, which can go to another process.
+
+    Raises:
+        RequestError: one cannot.
+    """
+    for key, value in arguments.items():
+        values = value if isinstance(value, list | tuple) else [value]
+        if not isinstance(key, str) or not all(map(_is_plain, values)):
+            raise RequestError(
+                f"extra_args has the entry {str(key)[:80]!r}: {str(value)[:80]!r}; keys are text, "
+                "values text, 64-bit integers, numbers, booleans, null, or lists of these",
+                param="extra_args",
+            )
+    return arguments
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, int):
+        return MIN_SEED <= value <= MAX_SEED
+    return value is None or isinstance(value, str | float)
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling and stop rules of one request.
 
@@ -68,6 +91,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         allowed_token_ids: only these may be produced; None allows all.
         bad_words: token id sequences that are never produced.
         skip_special_tokens: leave special tokens out of the text.
+        extra_args: arguments of logits processors: text, numbers, booleans, null, or lists of
+            these.
         structured: the form the output must have; it wins over every other setting.
     """
 
@@ -92,6 +117,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     skip_special_tokens: bool = True
+    extra_args: dict[str, Any] | None = None
     structured: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
@@ -100,6 +126,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         self._check_lengths()
         self._check_lists()
         self._check_structured()
+        if self.extra_args is not None:
+            plain_extra_args(self.extra_args)
 
     @property
     def is_greedy(self) -> bool:

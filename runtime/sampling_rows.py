@@ -7,17 +7,25 @@ greedy rows costs one look at the flags.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from girih.runtime.executor import NewRequest
+from girih.runtime.logits_processors import (
+    ActiveProcessor,
+    NamedProcessor,
+    ProcessorRows,
+    RowTokens,
+)
 from girih.runtime.sampler import GREEDY, PenaltyInputs, SamplingInputs, uniform_noise
 from girih.runtime.sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.integer]
 
-RANDOM, MIN_P, TOP_K, TOP_P, PENALTY, EDIT, LOGPROBS = (1 << bit for bit in range(7))
+RANDOM, MIN_P, TOP_K, TOP_P, PENALTY, EDIT, LOGPROBS, PLUGIN = (1 << bit for bit in range(8))
 
 
 class RowEdits:
@@ -80,10 +88,14 @@ class SamplingRows:
     Args:
         max_num_seqs: rows.
         vocab_size: V, the width of the logits.
+        processors: plug-ins that change logits.
     """
 
-    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
+    def __init__(
+        self, max_num_seqs: int, vocab_size: int, processors: Sequence[NamedProcessor] = ()
+    ) -> None:
         self.vocab_size = vocab_size
+        self._plugins = ProcessorRows(processors, max_num_seqs) if processors else None
         self._flags = np.zeros(max_num_seqs, np.uint8)
         self._temperature = np.zeros(max_num_seqs, np.float32)
         self._min_p = np.zeros(max_num_seqs, np.float32)
@@ -108,6 +120,8 @@ class SamplingRows:
         """Write the settings of `request` to `row`; without a seed it draws one."""
         params = request.sampling
         flags = _flags(params, bool(request.stop_token_ids))
+        if self._plugins is not None and self._plugins.add(row, request):
+            flags |= PLUGIN
         seed = params.seed
         if seed is None:
             seed = int(self._entropy.integers(2**63))
@@ -127,8 +141,15 @@ class SamplingRows:
         self._num_logprobs[row] = params.logprobs
         self._edits[row] = RowEdits(request, self.vocab_size) if flags & EDIT else None
 
+    def drop(self, row: int) -> None:
+        """The request of `row` leaves."""
+        if self._plugins is not None:
+            self._plugins.drop(row)
+
     def move(self, source: int, target: int) -> None:
         """Put the settings of row `source` in the place of row `target`."""
+        if self._plugins is not None:
+            self._plugins.move(source, target)
         for column in self._columns:
             column[target] = column[source]
         self._num_logprobs[target] = self._num_logprobs[source]
@@ -155,6 +176,11 @@ class SamplingRows:
             noise = uniform_noise(self._seeds[rows], num_tokens[rows].astype(np.uint64))
             uniform = torch.from_numpy(noise)
         allowed, banned, bias = self._gather_edits(rows, *history) if flags & EDIT else (None,) * 3
+        processors: tuple[ActiveProcessor, ...] = ()
+        failed: dict[int, str] = {}
+        if flags & PLUGIN and self._plugins is not None:
+            processors = self._plugins.active(rows, RowTokens(*history))
+            failed = self._plugins.errors(rows)
         num_logprobs = tuple(self._num_logprobs[row] for row in rows) if flags & LOGPROBS else None
         return SamplingInputs(
             temperature=temperature,
@@ -165,6 +191,8 @@ class SamplingRows:
             allowed=allowed,
             banned=banned,
             bias=bias,
+            processors=processors,
+            failed=failed,
             penalties=self._gather_penalties(rows, *history) if flags & PENALTY else None,
             num_logprobs=num_logprobs,
         )

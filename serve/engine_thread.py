@@ -132,4 +132,5 @@ class EngineThread:
         elif isinstance(command, AddRequest):
             self._on_records([admit(self._core, command.request)])
         else:
-            self._on_records([answer_call(self._core, command)])
+            answer = answer_call(self._core, command)
+            self._on_records([*self._core.take_outputs(), answer])

@@ -14,7 +14,9 @@ import msgspec
 from girih.graph.progress import Progress, no_progress
 from girih.kernels.errors import RequestError
 from girih.runtime.config import EngineConfig
+from girih.runtime.engine import EngineCore
 from girih.runtime.pooling_params import PoolingParams
+from girih.runtime.remote_core import RemoteCore
 from girih.runtime.sampling_params import SamplingParams
 from girih.serve.beam_search import BeamSearch, BeamSearchParams, BeamSequence
 from girih.serve.inline_batch import EngineHandle, InlineBatch
@@ -286,6 +288,41 @@ class LLM:
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix."""
         self.handle.core.reset_prefix_cache()
+
+    def sleep(self, level: int = 1) -> None:
+        """Give up weights and KV cache (level 1), compiled code too (level 2), until `wake`.
+
+        Raises:
+            RequestError: no such level.
+            BusyError: a `stream` was not read to its end.
+        """
+        self._call("sleep", level=level)
+
+    def wake(self) -> None:
+        """Take back what `sleep` gave up: weights are read again from the model's files."""
+        self._call("wake")
+
+    def reload_weights(self, path: str | None = None) -> None:
+        """Load other weights of the same model; the tokenizer stays.
+
+        Args:
+            path: a model source; None reads the present files again.
+
+        Raises:
+            RequestError: they are of another model, or cannot be read; the old ones stay.
+            BusyError: a `stream` was not read to its end.
+        """
+        self._call("reload_weights", path=path)
+
+    def _call(self, method: str, **arguments: Any) -> None:
+        core = self.handle.core
+        if isinstance(core, RemoteCore):
+            core.call(method, **arguments)
+        else:
+            from girih.runtime.control import call_method
+
+            assert isinstance(core, EngineCore), core
+            call_method(core, method, arguments)
 
     def _batch(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> InlineBatch:
         require_task(self.handle.facts, ("generate",))

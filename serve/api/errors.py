@@ -11,7 +11,14 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from girih.kernels.errors import EngineError, GirihError, QueueFullError, RequestError
+from girih.kernels.errors import (
+    BusyError,
+    EngineError,
+    GirihError,
+    QueueFullError,
+    RequestError,
+    UnavailableError,
+)
 
 logger = logging.getLogger("girih.serve")
 
@@ -98,6 +105,10 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(400, _shortened(str(error)), error.param)
     if isinstance(error, QueueFullError):
         return ApiError(429, str(error), code="queue_full", retry_after=RETRY_SECONDS)
+    if isinstance(error, BusyError):
+        return ApiError(409, str(error), code="busy")
+    if isinstance(error, UnavailableError):
+        return ApiError(503, str(error), code="unavailable", retry_after=RETRY_SECONDS)
     if isinstance(error, EngineError):
         return ApiError(503, str(error), code="engine_error", retry_after=RETRY_SECONDS)
     logger.error("request failed", exc_info=error)

@@ -41,10 +41,11 @@ SAMPLING = frozenset(
         "allowed_token_ids",
         "logprobs",
         "prompt_logprobs",
+        "vllm_xargs",
     }
 )
 """Entries of `sampling_params`, with the meaning they have in /v1/completions."""
-PARAMS = {"prompt": "token_ids"}
+PARAMS = {"prompt": "token_ids", "vllm_xargs": "sampling_params"}
 """Field of a completion request → field here, for error messages."""
 TEXT_ONLY = ("stop", "include_stop_str_in_output", "bad_words", "skip_special_tokens")
 

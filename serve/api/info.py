@@ -40,9 +40,12 @@ async def health(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """200 when requests are answered; 503 with progress until then."""
     state = _state(request)
+    body = state.readiness()
     if state.is_ready:
-        return json_response({**state.readiness(), **await state.engine_readiness()})
-    return json_response(state.readiness(), 503, {"retry-after": str(RETRY_SECONDS)})
+        body |= await state.engine_readiness()
+        if body["status"] == "ready":
+            return json_response(body)
+    return json_response(body, 503, {"retry-after": str(RETRY_SECONDS)})
 
 
 @router.get("/version")

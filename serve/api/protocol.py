@@ -124,6 +124,7 @@ class SamplingBody(SamplerFields):
         "Prompts share cached prefixes only with equal salts.", minLength=1, maxLength=128
     )
     priority: Integer | None = described("Lower is served first (policy priority only).")
+    vllm_xargs: dict[str, Any] | None = described("Arguments of the server's logits processors.")
     request_id: str | None = described("Id of the answer; the header x-request-id wins.")
     response_format: dict[str, Any] | None = described(
         "Form of the output: text, json_object, json_schema or structural_tag.",

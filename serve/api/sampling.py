@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from girih.kernels.errors import RequestError
-from girih.runtime.sampling_params import SamplingParams
+from girih.runtime.sampling_params import SamplingParams, plain_extra_args
+from girih.serve.api.errors import renamed_params
 from girih.serve.api.protocol import (
     SAMPLER_FIELDS,
     ChatCompletionRequest,
@@ -46,6 +47,9 @@ def sampling_fields(
         fields["logit_bias"] = _logit_bias(body.logit_bias)
     if body.bad_words:
         fields["bad_words"] = _bad_words(body.bad_words, tokenizer)
+    if body.vllm_xargs:
+        with renamed_params({"extra_args": "vllm_xargs"}):
+            fields["extra_args"] = plain_extra_args(body.vllm_xargs)
     fields["structured"] = structured_output(body)
     return fields
 

@@ -147,7 +147,7 @@ class ServerState:
         return self.served.engine.health(self.config.stall_seconds).ready
 
     async def engine_readiness(self) -> dict[str, Any]:
-        """Return what the engine adds to the body of /ready: how far compiling behind it is.
+        """Return what the engine adds to the body of /ready: whether it sleeps, what compiles.
 
         An engine that does not answer soon is described as it was before.
         """
@@ -155,10 +155,15 @@ class ServerState:
         with contextlib.suppress(EngineError, TimeoutError):
             async with asyncio.timeout(ENGINE_SECONDS):
                 self._stats = await self.served.engine.stats()
-        compiling = self._stats.get("compiling")
-        if not compiling:
-            return {}
-        return {"compiling": {k: v for k, v in compiling.items() if k != "detail"}}
+        body: dict[str, Any] = {}
+        compiling, operation = self._stats.get("compiling"), self._stats.get("operation", {})
+        if compiling:
+            body["compiling"] = {k: v for k, v in compiling.items() if k != "detail"}
+        if operation.get("sleep_level"):
+            body |= {"status": "asleep", "sleep_level": operation["sleep_level"]}
+        elif operation.get("pending"):
+            body |= {"status": "closing", "detail": operation["pending"]}
+        return body
 
     def health(self) -> tuple[bool, str]:
         """Return (whether the process makes progress, why not)."""

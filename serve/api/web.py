@@ -56,7 +56,7 @@ async def status(request: Request) -> Response:
     served = state.served
     if served is not None and state.is_ready:
         names = {"model": served.name, "key": served.key, "max_model_len": served.max_model_len}
-        body |= {**names, **await _counters(served.engine)}
+        body |= {**names, **await _counters(served.engine), **await state.engine_readiness()}
     return json_response(body, headers={"cache-control": "no-store"})
 
 

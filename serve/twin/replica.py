@@ -12,18 +12,22 @@ its length. Cached prefixes are found through the same hashes of the same blocks
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
 from girih.kernels.errors import EngineError
 from girih.runtime.config import CacheConfig, SchedulerConfig
 from girih.runtime.engine import PLANS_IN_FLIGHT, EngineCore
 from girih.runtime.executor import ModelRunnerOutput, SchedulerOutput
 from girih.runtime.kv_cache import KVCacheManager
-from girih.runtime.plan_queue import Finished
+from girih.runtime.plan_queue import Finished, call_now
 from girih.runtime.request import EngineOutput, EngineRequest
 from girih.runtime.scheduler import Scheduler
 from girih.runtime.step_shape import shape_of
 from girih.serve.twin.cost import MeasuredEngine, StepClock, StepCost
 
+T = TypeVar("T")
 TOKEN = [0]
 """What every request gets from a step; the scheduler copies it."""
 
@@ -63,6 +67,10 @@ class TimelessQueue:
         """See `PlanQueue.forget`."""
         for _ in range(num_plans):
             self.plans.popleft()
+
+    def call(self, work: Callable[[], T]) -> Future[T]:
+        """See `PlanQueue.call`."""
+        return call_now(work)
 
     def close(self) -> None:
         """See `PlanQueue.close`."""

@@ -4,6 +4,9 @@ import threading
 
 import httpx
 import pytest
+from support_fake_runner import FakeRunner
+
+from girih.kernels.errors import RequestError
 
 KEY = {"authorization": "Bearer root"}
 LONG = {"prompt": "one two", "max_tokens": 200, "ignore_eos": True}
@@ -121,3 +124,69 @@ def test_the_prefix_cache_is_forgotten(server):
     assert cached() > 0
     assert admin(server, "reset_prefix_cache").status_code == 200
     assert cached() == 0
+
+
+class MemoryFake(FakeRunner):
+    """A fake runner with memory to give up."""
+
+    def sleep(self, level):
+        """Nothing to do."""
+
+    def wake(self):
+        """Nothing to do."""
+
+    def reload_weights(self, path):
+        if path == "other":
+            raise RequestError("path names another model", "path")
+        return "ok"
+
+
+@pytest.fixture
+def sleeper(new_server):
+    runner = MemoryFake(16, 421, step_seconds=0.02)
+    return new_server(serve={"admin_key": "root", "api_keys": ("user",)}, runner=runner)
+
+
+def test_an_engine_sleeps_and_wakes(sleeper):
+    answer = admin(sleeper, "sleep?level=2")
+    assert answer.json() == {"status": "asleep", "level": 2}
+    ready = sleeper.get("/ready")
+    assert (ready.status_code, ready.json()["status"]) == (503, "asleep")
+    assert ready.json()["sleep_level"] == 2
+    assert sleeper.get("/health").status_code == 200
+    refused = complete(sleeper)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+    assert "asleep (level 2)" in refused.json()["error"]["message"]
+    assert refused.headers["retry-after"]
+    headers = {"authorization": "Bearer user"}
+    status = sleeper.get("/status", headers=headers).json()
+    assert (status["status"], status["engine"]["operation"]["sleep_level"]) == ("asleep", 2)
+    assert admin(sleeper, "wake").json() == {"status": "awake"}
+    assert sleeper.get("/ready").status_code == 200
+    assert complete(sleeper, max_tokens=2).status_code == 200
+
+
+@pytest.mark.parametrize(("mode", "reason"), [("wait", "length"), ("abort", "abort")])
+def test_running_requests_end_before_a_sleep(sleeper, mode, reason):
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(complete(sleeper, max_tokens=60)))
+    thread.start()
+    sleeper.wait_for(lambda: len(sleeper.core.scheduler.running) == 1)
+    busy = admin(sleeper, "sleep")
+    assert (busy.status_code, busy.json()["error"]["code"]) == (409, "busy")
+    assert admin(sleeper, f"sleep?mode={mode}").json() == {"status": "asleep", "level": 1}
+    thread.join()
+    assert answers[0].json()["choices"][0]["finish_reason"] == reason
+    admin(sleeper, "wake")
+
+
+def test_weights_are_loaded_in_place(sleeper):
+    assert admin(sleeper, "reload_weights").json() == {"status": "ok"}
+    refused = admin(sleeper, "reload_weights", path="other", mode="wait")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "path")
+    assert complete(sleeper, max_tokens=2).status_code == 200
+
+
+@pytest.mark.parametrize("query", ["level=0", "level=x", "level=1&mode=later"])
+def test_a_senseless_sleep_is_refused(sleeper, query):
+    assert admin(sleeper, f"sleep?{query}").status_code == 400

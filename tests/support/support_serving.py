@@ -52,11 +52,8 @@ class FakeHandle:
 def fake_handle(tokenizer: Tokenizer, *, eos: tuple[int, ...] = (), **options: Any) -> FakeHandle:
     """A handle over a `FakeRunner` with the tokenizer's vocabulary."""
     runner_keys = ("step_seconds", "fail_at", "next_token")
-    runner = FakeRunner(
-        16,
-        tokenizer.vocab_size,
-        **{key: options.pop(key) for key in runner_keys if key in options},
-    )
+    settings = {key: options.pop(key) for key in runner_keys if key in options}
+    runner = options.pop("runner", None) or FakeRunner(16, tokenizer.vocab_size, **settings)
     max_model_len = options.pop("max_model_len", 256)
     core = make_core(runner=runner, max_model_len=max_model_len, **options)
     return FakeHandle(core, tokenizer.vocab_size, max_model_len, eos)
@@ -110,15 +107,21 @@ class RunningServer:
     @property
     def url(self) -> str:
         """Where the server listens."""
-        return f"http://127.0.0.1:{self.server.port}"
+        scheme = "https" if self.server.state.config.ssl_certfile else "http"
+        return f"{scheme}://127.0.0.1:{self.server.port}"
+
+    @property
+    def verify(self) -> Any:
+        """How clients trust it."""
+        return self.server.state.config.ssl_certfile or True
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         """POST a JSON body."""
-        return httpx.post(self.url + path, json=body, timeout=30)
+        return httpx.post(self.url + path, json=body, timeout=30, verify=self.verify)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         """GET a path."""
-        return httpx.get(self.url + path, timeout=30, **options)
+        return httpx.get(self.url + path, timeout=30, verify=self.verify, **options)
 
     def wait_for(self, condition: Any, seconds: float = 20.0) -> None:
         """Poll until `condition()` holds."""

@@ -27,6 +27,7 @@ SAME = (
     "request_id",
     "chat_template_kwargs",
     "structured_outputs",
+    "vllm_xargs",
     "parallel_tool_calls",
     *SAMPLER_FIELDS,
 )
@@ -88,6 +89,7 @@ class ResponsesRequest(SamplerFields):
     top_logprobs: Integer | None = described("Alternatives per output token.", minimum=0)
     priority: Integer | None = described("Lower is served first (policy priority only).")
     cache_salt: str | None = described("Prefixes are shared only with equal salts.", minLength=1)
+    vllm_xargs: dict[str, Any] | None = described("Arguments of the server's logits processors.")
     request_id: str | None = described("Id of the answer; the header x-request-id wins.")
     chat_template_kwargs: dict[str, Any] | None = described("Further names for the template.")
     structured_outputs: Any = None
