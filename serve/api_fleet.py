@@ -25,7 +25,13 @@ from girih.runtime.core_process import Build, CoreSupervisor, name_process
 from girih.serve.config import SamplingConfig, ServeConfig
 from girih.serve.engine_start import SharedStart
 from girih.serve.logs import LogSettings
-from girih.serve.server import DEATH_NOTICE_SECONDS, LAST_WORDS_SECONDS, GirihServer, open_port
+from girih.serve.server import (
+    DEATH_NOTICE_SECONDS,
+    LAST_WORDS_SECONDS,
+    GirihServer,
+    check_certificate,
+    open_port,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +81,11 @@ class ApiFleet:
         """Serve until a signal; returns the exit code.
 
         Raises:
+            ConfigError: the certificate cannot be used.
             EngineError: the address cannot be listened on, or the engine died.
         """
         config = self._settings.config
+        check_certificate(config)
         listener = open_port(config.host, config.port)
         self.port = listener.getsockname()[1]
         if threading.current_thread() is threading.main_thread():

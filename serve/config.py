@@ -63,6 +63,10 @@ class ServeConfig:
         port: TCP port; 0 takes a free one.
         api_keys: keys a client must show; empty leaves the server open.
         admin_key: opens the routes under /admin; null leaves them out.
+        cors_origins: origins whose pages may call this server from a browser, e.g.
+            "https://chat.example.com"; "*" allows all.
+        ssl_certfile: PEM file with the certificate chain; with it the server speaks HTTPS only.
+        ssl_keyfile: PEM file with its key; null when `ssl_certfile` holds it too.
         max_body_bytes: largest request body.
         body_seconds: how long a body may take to arrive.
         max_prompts: prompts in one completion request.
@@ -83,6 +87,8 @@ class ServeConfig:
         api_processes: processes that answer HTTP; more than one share one core.
         log_requests: one access line per request (never the prompt).
         log_style: "text" or "json".
+        otlp_endpoint: URL of an OpenTelemetry receiver (OTLP over HTTP, usually port 4318) that
+            gets a span per request; needs the extra `otel`.
         metrics: `prefix` of metric names on /metrics; `guard` asks for an API key there too.
     """
 
@@ -90,6 +96,9 @@ class ServeConfig:
     port: int = 8000
     api_keys: tuple[str, ...] = ()
     admin_key: str | None = None
+    cors_origins: tuple[str, ...] = ()
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
     max_body_bytes: int = 16 * 1024 * 1024
     body_seconds: float = 60.0
     max_prompts: int = 1024
@@ -108,6 +117,7 @@ class ServeConfig:
     api_processes: int = 1
     log_requests: bool = True
     log_style: str = "text"
+    otlp_endpoint: str | None = None
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     def __post_init__(self) -> None:
@@ -121,6 +131,7 @@ class ServeConfig:
             raise ConfigError(
                 "serve.admin_key is empty or one of serve.api_keys; give it a value of its own"
             )
+        self._check_web()
         if any(not key for key in self.api_keys):
             raise ConfigError("serve.api_keys holds an empty key; remove it or give it a value")
         for name in (
@@ -136,6 +147,23 @@ class ServeConfig:
         for name in ("stall_seconds", "keep_alive_seconds", "body_seconds"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"serve.{name} is {getattr(self, name)}; it must be above 0")
+
+    def _check_web(self) -> None:
+        if self.otlp_endpoint is not None and "://" not in self.otlp_endpoint:
+            raise ConfigError(
+                f"serve.otlp_endpoint is {self.otlp_endpoint!r}; it is a URL such as "
+                "http://localhost:4318"
+            )
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ConfigError("serve.ssl_keyfile is set without serve.ssl_certfile; set both")
+        for origin in self.cors_origins:
+            scheme, colon, host = origin.partition("://")
+            is_origin = colon and scheme in ("http", "https") and host and "/" not in host
+            if origin != "*" and not is_origin:
+                raise ConfigError(
+                    f"serve.cors_origins has {origin!r}; an origin is scheme://host[:port] without "
+                    "a path, or * for all"
+                )
 
 
 @dataclass(frozen=True)

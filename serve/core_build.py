@@ -12,14 +12,18 @@ if TYPE_CHECKING:
     from girih.runtime.launch import EngineHandle
 
 
-def build_core(config: EngineConfig, logs: LogSettings, progress: Progress) -> EngineHandle:
+def build_core(
+    config: EngineConfig, logs: LogSettings, progress: Progress, otlp_endpoint: str | None = None
+) -> EngineHandle:
     """Set up logging, build the engine that `config` describes, and watch it."""
     logs.apply()
-    return build_watched(config, progress)
+    return build_watched(config, progress, otlp_endpoint)
 
 
-def build_watched(config: EngineConfig, progress: Progress) -> EngineHandle:
-    """Build an engine that keeps metrics and logs its status."""
+def build_watched(
+    config: EngineConfig, progress: Progress, otlp_endpoint: str | None = None
+) -> EngineHandle:
+    """Build an engine that keeps metrics, logs its status, and sends spans to a receiver."""
     from girih.runtime.launch import build_engine
     from girih.runtime.metrics import EngineMetrics
     from girih.runtime.status_line import StatusLine
@@ -33,4 +37,8 @@ def build_watched(config: EngineConfig, progress: Progress) -> EngineHandle:
     core.observers.append(metrics)
     if config.runtime.status_seconds:
         core.observers.append(StatusLine(core, config.runtime.status_seconds))
+    if otlp_endpoint is not None:
+        from girih.serve.spans import make_spans
+
+        core.observers.append(make_spans(otlp_endpoint, handle.name))
     return handle

@@ -15,6 +15,7 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -24,7 +25,7 @@ from pathlib import Path
 import uvicorn
 
 from girih.graph.progress import Progress, ProgressEvent, no_progress
-from girih.kernels.errors import EngineError, GirihError
+from girih.kernels.errors import ConfigError, EngineError, GirihError
 from girih.serve.api.app import create_app
 from girih.serve.api.state import Served, ServerState
 from girih.serve.async_engine import AsyncEngine
@@ -81,8 +82,10 @@ class GirihServer:
             listener: a bound socket to serve on instead of opening the configured address.
 
         Raises:
+            ConfigError: the certificate cannot be used.
             EngineError: the address cannot be listened on, or the engine died.
         """
+        check_certificate(self._config)
         listener = listener or open_port(self._config.host, self._config.port)
         self.port = listener.getsockname()[1]
         settings = uvicorn.Config(
@@ -93,6 +96,8 @@ class GirihServer:
             timeout_graceful_shutdown=LAST_WORDS_SECONDS,
             timeout_keep_alive=65,
             server_header=False,
+            ssl_certfile=self._config.ssl_certfile,
+            ssl_keyfile=self._config.ssl_keyfile,
         )
         self._uvicorn = _Uvicorn(settings, self._on_signal)
         try:
@@ -164,7 +169,8 @@ class GirihServer:
 
     def _ready_line(self, started: StartedEngine) -> str:
         host = "127.0.0.1" if self._config.host in ("0.0.0.0", "::") else self._config.host
-        url = f"http://{host}:{self.port}"
+        scheme = "https" if self._config.ssl_certfile is not None else "http"
+        url = f"{scheme}://{host}:{self.port}"
         if started.facts.task != "generate":
             path = "embeddings" if started.facts.task == "embed" else "classify"
             body = '{"input": "Hello!"}'
@@ -230,6 +236,21 @@ class _Uvicorn(uvicorn.Server):
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+
+
+def check_certificate(config: ServeConfig) -> None:
+    """Raise `ConfigError` when the certificate and key cannot be used together."""
+    if config.ssl_certfile is None:
+        return
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=lambda: b"")
+    except OSError as error:  # ssl's own errors are some of these
+        key = config.ssl_keyfile or config.ssl_certfile
+        raise ConfigError(
+            f"serve.ssl_certfile={config.ssl_certfile} with the key in {key} cannot be used: "
+            f"{error.strerror or error}; both are PEM files, the key without a password"
+        ) from error
 
 
 def open_port(host: str, port: int) -> socket.socket:

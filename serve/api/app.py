@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from girih import __version__
 from girih.serve.api import admin, chat, completions, generate, info, metrics, openapi, web
@@ -16,6 +17,9 @@ from girih.serve.api.middleware import AccessLog, Guard, RequestIds
 from girih.serve.api.pooling import routes as pooling
 from girih.serve.api.responses import routes as responses
 from girih.serve.api.state import ServerState
+
+SHOWN_HEADERS = ("x-request-id", "x-girih-ignored", "retry-after")
+"""Headers that scripts of other origins may read."""
 
 Lifespan = Callable[[], AbstractAsyncContextManager[None]]
 
@@ -53,4 +57,12 @@ def create_app(state: ServerState, lifespan: Lifespan | None = None) -> FastAPI:
     if state.config.log_requests:
         app.add_middleware(AccessLog)
     app.add_middleware(RequestIds)
+    if state.config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=state.config.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=SHOWN_HEADERS,
+        )
     return app

@@ -20,6 +20,7 @@ from girih.serve.prompts import check_prompt_ids, split_n
 from girih.serve.sampling_defaults import check_text_room
 
 # Larger bodies are tokenized in a worker thread, so that other requests go on.
+TRACE_HEADERS = ("traceparent", "tracestate")  # of W3C
 LONG_BODY = 50_000
 
 
@@ -102,11 +103,18 @@ def make_plan(
             arrival_time=now,
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
+            trace=trace_headers(http),
         )
         for prompt_index, prompt in enumerate(prompts)
         for k, single in enumerate(singles)
     ]
     return Plan(prefix + name, int(time.time()), list(prompts), singles, requests)
+
+
+def trace_headers(http: Request) -> dict[str, str]:
+    """The client's place in a distributed trace."""
+    headers = http.headers
+    return {name: value for name in TRACE_HEADERS if (value := headers.get(name)) is not None}
 
 
 def refuse_endless(text: str, served: Served) -> None:

@@ -14,6 +14,7 @@ from girih.serve.config import SamplingConfig, ServeConfig
 from girih.serve.core_build import build_core, build_watched
 from girih.serve.logs import LogSettings
 from girih.serve.progress import ProgressDisplay
+from girih.serve.spans import require_packages
 
 if TYPE_CHECKING:
     from girih.serve.engine_start import Built, EngineStart
@@ -27,6 +28,8 @@ def run(words: list[str], options: Options) -> int:
     sampling = to_record(SamplingConfig, config["sampling"])
     logs = LogSettings("WARNING" if options.quiet else "INFO", serve.log_style)
     logs.apply()
+    if serve.otlp_endpoint is not None:
+        require_packages()
     if serve.api_processes > 1:
         return _run_fleet(engine, serve, sampling, logs)
     return _run_one(engine, serve, sampling, logs, options)
@@ -48,7 +51,7 @@ def _run_one(
         print(line, flush=True)
 
     server = GirihServer(
-        way_to_start(engine, logs),
+        way_to_start(engine, logs, serve.otlp_endpoint),
         serve,
         sampling=sampling,
         policy=engine.scheduler.policy,
@@ -81,22 +84,26 @@ def _run_fleet(
         restarts=engine.runtime.restart == "on-failure",
         logs=logs,
     )
-    return ApiFleet(functools.partial(build_core, engine, logs), settings).run()
+    build = functools.partial(build_core, engine, logs, otlp_endpoint=serve.otlp_endpoint)
+    return ApiFleet(build, settings).run()
 
 
-def way_to_start(engine: EngineConfig, logs: LogSettings) -> EngineStart:
+def way_to_start(
+    engine: EngineConfig, logs: LogSettings, otlp_endpoint: str | None = None
+) -> EngineStart:
     """Return how to come by the engine that `engine` describes."""
     from girih.serve.engine_start import InlineStart, ProcessStart
 
     if engine.runtime.process == "process":
         restarts = engine.runtime.restart == "on-failure"
-        return ProcessStart(functools.partial(build_core, engine, logs), restarts)
-    return InlineStart(functools.partial(_build_inline, engine))
+        build = functools.partial(build_core, engine, logs, otlp_endpoint=otlp_endpoint)
+        return ProcessStart(build, restarts)
+    return InlineStart(functools.partial(_build_inline, engine, otlp_endpoint))
 
 
-def _build_inline(engine: EngineConfig, progress: Progress) -> Built:
+def _build_inline(engine: EngineConfig, otlp_endpoint: str | None, progress: Progress) -> Built:
     from girih.serve.engine_start import Built
     from girih.serve.tokenizer import load_tokenizer
 
-    handle = build_watched(engine, progress)
+    handle = build_watched(engine, progress, otlp_endpoint)
     return Built(handle, load_tokenizer(handle.model_path))

@@ -14,7 +14,13 @@ from fastapi import Request
 from girih.kernels.errors import RequestError
 from girih.runtime.pooling_params import PoolingParams
 from girih.runtime.request import EngineRequest
-from girih.serve.api.generation import LONG_BODY, Usage, refuse_endless, request_name
+from girih.serve.api.generation import (
+    LONG_BODY,
+    Usage,
+    refuse_endless,
+    request_name,
+    trace_headers,
+)
 from girih.serve.api.pooling.protocol import PooledBody
 from girih.serve.api.sampling import check_priority, check_salt
 from girih.serve.api.state import Served, ServerState
@@ -88,6 +94,7 @@ class PooledWork:
                 arrival_time=now,
                 priority=self.body.priority or 0,
                 cache_salt=self.body.cache_salt,
+                trace=trace_headers(self.http),
             )
             for place, text in enumerate(texts)
         ]
