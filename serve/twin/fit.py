@@ -1,6 +1,6 @@
 """From the trace of a measured engine to the cost of its steps.
 
-    runtime.trace=FILE ─▶ read_trace ─▶ MeasuredSteps ─▶ fit_terms ─▶ StepCost
+    runtime.trace=FILE ─▶ read_trace ─▶ MeasuredSteps ─▶ fit_rates ─▶ StepCost
     report.records=FILE (the same run, seen by its clients) ─▶ front
 
 Terms are fitted by least squares of the relative error, none of them negative.
@@ -8,26 +8,24 @@ Terms are fitted by least squares of the relative error, none of them negative.
 
 from __future__ import annotations
 
-import itertools
 import json
+import operator
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from girih.kernels.errors import ConfigError
+from girih.runtime.step_fit import fit_rates
 from girih.runtime.step_shape import StepShape
+from girih.serve.bench.metrics import percentile
 from girih.serve.twin.cost import TERMS, FitError, MeasuredEngine, StepCost, terms_of
 
 MIN_STEPS = 50
 IDLE_SECONDS = 0.02  # a longer pause between two steps had nothing to do
-REWEIGHTINGS = 3
 SKIPPED_STEPS = 5  # of a start: memory is touched for the first time
-Array = npt.NDArray[np.float64]
 
 
 @dataclass
@@ -113,70 +111,28 @@ def fit_cost(steps: MeasuredSteps, records: str | None = None) -> StepCost:
         )
     shapes = steps.shapes[SKIPPED_STEPS:]
     spans = zip(steps.started, steps.ended, strict=True)
-    measured = np.array([end - start for start, end in spans])[SKIPPED_STEPS:]
-    quantities = np.array([terms_of(shape) for shape in shapes])
-    rates = fit_terms(quantities, measured)
+    measured = [end - start for start, end in spans][SKIPPED_STEPS:]
+    quantities = [terms_of(shape) for shape in shapes]
+    rates = fit_rates(quantities, measured)
+    predicted = [sum(map(operator.mul, amounts, rates)) for amounts in quantities]
     return StepCost(
-        terms={name: float(rate) for name, rate in zip(TERMS, rates, strict=True)},
+        terms=dict(zip(TERMS, rates, strict=True)),
         gap=_gap(steps),
         front=_front(steps, records) if records else 0.0,
         engine=steps.engine,
-        error=_fit_error(quantities @ rates, measured),
+        error=_fit_error(predicted, measured),
     )
 
 
-def fit_terms(quantities: Array, seconds: Array) -> Array:
-    """Least squares of the relative error with rates that are not negative.
-
-    An error counts relative to the time the fit before gave: relative to the measured time, slow
-    steps would count less than fast ones of the same shape, and the fit would be too fast.
-
-    Args:
-        quantities: [steps, terms].
-        seconds: [steps].
-
-    Returns:
-        Seconds per unit, [terms].
-    """
-    rates = _least_squares(quantities, seconds, seconds)
-    for _ in range(REWEIGHTINGS):
-        rates = _least_squares(quantities, seconds, np.maximum(quantities @ rates, 1e-9))
-    return rates
-
-
-def _least_squares(quantities: Array, seconds: Array, sizes: Array) -> Array:
-    """Rates that are not negative and least in the sum of (error / size)².
-
-    The best such rates are the plain least squares over some subset of the terms, so all subsets
-    are tried: there are few terms.
-    """
-    weighted = quantities / sizes[:, None]
-    scale = np.maximum(np.linalg.norm(weighted, axis=0), 1e-30)
-    weighted = weighted / scale
-    gram, target = weighted.T @ weighted, weighted.T @ (seconds / sizes)
-    present = [i for i in range(quantities.shape[1]) if quantities[:, i].any()]
-    best, best_loss = np.zeros(quantities.shape[1]), np.inf
-    for count in range(1, len(present) + 1):
-        for subset in itertools.combinations(present, count):
-            chosen = list(subset)
-            rates, *_ = np.linalg.lstsq(gram[np.ix_(chosen, chosen)], target[chosen], rcond=1e-10)
-            if rates.min() < 0:
-                continue
-            loss = float(rates @ gram[np.ix_(chosen, chosen)] @ rates - 2 * rates @ target[chosen])
-            if loss < best_loss - 1e-12:
-                best_loss, best = loss, np.zeros(quantities.shape[1])
-                best[chosen] = rates
-    return np.asarray(best / scale)
-
-
-def _fit_error(predicted: Array, measured: Array) -> FitError:
-    errors = np.abs(predicted / measured - 1)
+def _fit_error(predicted: list[float], measured: list[float]) -> FitError:
+    pairs = zip(predicted, measured, strict=True)
+    errors = sorted(abs(cost / seconds - 1) for cost, seconds in pairs)
     return FitError(
         steps=len(measured),
-        seconds=float(measured.sum()),
-        median=float(np.median(errors)),
-        p90=float(np.percentile(errors, 90)),
-        total=float(predicted.sum() / measured.sum() - 1),
+        seconds=sum(measured),
+        median=percentile(errors, 50),
+        p90=percentile(errors, 90),
+        total=sum(predicted) / sum(measured) - 1,
     )
 
 

@@ -20,6 +20,7 @@ from girih.runtime.kv_cache import KVCacheManager
 from girih.runtime.messages import AddRequest, EngineFacts
 from girih.runtime.observers import CoreObserver
 from girih.runtime.scheduler import Scheduler
+from girih.runtime.step_fit import fit_rates
 from girih.runtime.step_shape import StepShape, shape_of
 from girih.runtime.step_trace import StepTracer
 from girih.serve import cli
@@ -38,7 +39,7 @@ from girih.serve.twin.cost import (
     terms_of,
 )
 from girih.serve.twin.figures import Distribution
-from girih.serve.twin.fit import fit_cost, fit_terms, read_trace
+from girih.serve.twin.fit import fit_cost, read_trace
 from girih.serve.twin.requests import due_requests, engine_request
 from girih.serve.twin.simulation import Simulation, TwinSettings
 
@@ -357,18 +358,18 @@ def made_shapes(count=400, seed=5):
 
 def test_the_fit_finds_the_rates_that_made_the_times():
     quantities = np.array([terms_of(shape) for shape in made_shapes()])
-    assert fit_terms(quantities, quantities @ RATES) == pytest.approx(RATES, rel=1e-3)
+    assert fit_rates(quantities, quantities @ RATES) == pytest.approx(RATES, rel=1e-3)
 
 
 def test_the_fit_is_not_biased_by_noise_and_has_no_negative_rate():
     quantities = np.array([terms_of(shape) for shape in made_shapes(3000)])
     noise = np.random.default_rng(1).gamma(16, 1 / 16, len(quantities))  # deviates by a quarter
     seconds = (quantities @ RATES) * noise
-    rates = fit_terms(quantities, seconds)
-    assert (rates >= 0).all()
+    rates = fit_rates(quantities, seconds)
+    assert min(rates) >= 0
     assert (quantities @ rates).sum() == pytest.approx(seconds.sum(), rel=0.01)
     falling = 0.1 - quantities[:, 6] * 1e-3  # the more requests the faster: no rate can say that
-    assert (fit_terms(quantities, falling) >= 0).all()
+    assert min(fit_rates(quantities, falling)) >= 0
 
 
 def write_trace(path, num_requests=12):
