@@ -1,5 +1,6 @@
 """Model sources: what is accepted, and how everything else is refused."""
 
+import fnmatch
 import json
 import subprocess
 import sys
@@ -135,7 +136,7 @@ class FakeHub:
         self.calls: list[bool] = []
         self.patterns: list[str] = []
 
-    def snapshot_download(self, repo, allow_patterns, ignore_patterns, local_files_only):
+    def snapshot_download(self, repo, allow_patterns, local_files_only, ignore_patterns=()):
         assert repo == "org/some-model"
         self.calls.append(local_files_only)
         self.patterns = allow_patterns
@@ -172,6 +173,17 @@ def test_hub_id_with_an_incomplete_local_copy_is_downloaded(tmp_path, monkeypatc
     assert not any("bin" in pattern for pattern in hub.patterns)
 
 
+def test_what_sentence_transformers_keeps_in_folders_is_asked_for_too(tmp_path, monkeypatch):
+    snapshot = write_model(tmp_path / "0123abcd")
+    (snapshot / "modules.json").write_text("[]")
+    hub = use_hub(monkeypatch, snapshot, OSError("asked the hub"))
+    resolve_source("org/some-model")
+    assert hub.calls == [True, True]
+    for wanted in ("1_Pooling/config.json", "2_Dense/model.safetensors"):
+        assert any(fnmatch.fnmatch(wanted, pattern) for pattern in hub.patterns)
+    assert not any(fnmatch.fnmatch("onnx/config.json", pattern) for pattern in hub.patterns)
+
+
 def test_hub_id_offline_says_what_was_tried(monkeypatch):
     use_hub(monkeypatch, OSError("nothing cached"), RuntimeError("no route\nlong trace"))
     with pytest.raises(SourceError) as caught:
@@ -190,7 +202,7 @@ def test_unknown_name_suggests_the_nearest(name, nearest):
 
 @pytest.mark.parametrize("name", ["", "zzzzz", "a/b/c"])
 def test_unknown_name_lists_what_is_allowed(name):
-    with pytest.raises(SourceError, match=r"built-in name \(smollm2, gemma3_270m\)"):
+    with pytest.raises(SourceError, match=r"built-in name \(smollm2, gemma3_270m, minilm\)"):
         resolve_source(name)
 
 
