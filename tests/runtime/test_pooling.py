@@ -162,6 +162,28 @@ def test_a_preempted_text_is_computed_again(tmp_path):
         core.check_integrity()
 
 
+def test_a_text_that_is_aborted_leaves_nothing_behind(tmp_path):
+    model = write_pooled(tmp_path, "llama", "embed")
+    handle = engine(tmp_path, pooling="all", max_num_batched_tokens=16)
+    core, texts = handle.core, random_texts((60, 50))
+    for name, ids in zip("ab", texts, strict=True):
+        core.add_request(
+            EngineRequest(request_id=name, prompt_token_ids=ids, pooling=PoolingParams())
+        )
+    for _ in range(2):
+        assert core.step() == []
+    core.abort(["a"])
+    found = []
+    while core.has_work():
+        found += core.step()
+        core.check_integrity()
+    assert [output.request_id for output in found] == ["b"]
+    expected = normalize(hidden_states(model, texts[1]), dim=-1).flatten()
+    assert difference(np.frombuffer(found[0].pooled, "<f4"), expected) < 2e-5
+    vectors(handle, [texts[0]])  # the plan that tells of the ends before
+    assert list(core.runner._texts) == ["r0"]
+
+
 @pytest.mark.parametrize(("mode", "normalizes", "layers"), [
     ("mean_tokens", True, 0), ("cls_token", False, 0), ("lasttoken", True, 0),
     ("mean_tokens", True, 2),

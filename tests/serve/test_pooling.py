@@ -3,6 +3,8 @@
 import asyncio
 import base64
 import json
+import socket
+import time
 
 import httpx
 import jsonschema
@@ -122,6 +124,8 @@ def test_texts_are_cut_only_when_asked(embedder):
     error = error_of(post(url, "/v1/embeddings", input=long))
     assert error["param"] == "input"
     assert "max_model_len allows at most 160" in error["message"]
+    error = error_of(post(url, "/v1/embeddings", input="x" * 200_000))  # not even tokenized
+    assert error["param"] == "input"
     answer = post(url, "/v1/embeddings", input=long, truncate_prompt_tokens=12).json()
     assert answer["usage"]["prompt_tokens"] == 12
     ids = load_tokenizer(path).encode_framed(long, limit=12)[0]
@@ -210,6 +214,35 @@ def test_ids_and_unknown_fields_as_on_other_routes(embedder):
     assert answer.json()["id"] == "embd-mine"
     assert answer.headers["x-request-id"] == "mine"
     assert answer.headers["x-girih-ignored"] == "colour"
+
+
+def test_a_client_that_leaves_frees_its_texts(embedder):
+    path, _, _ = embedder
+    body = json.dumps({"input": [[5 + n % 400] * 150 for n in range(200)]}).encode()
+    head = (
+        "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    )
+    with serving(path, block_size=16, max_num_batched_tokens=16) as url:
+
+        def status():
+            return httpx.get(f"{url}/status").json()["engine"]
+
+        address = httpx.URL(url)
+        with socket.create_connection((address.host, address.port)) as client:
+            client.sendall(head.encode() + body)
+            wait_for(lambda: status()["num_running"] > 0)
+        wait_for(lambda: status()["num_running"] == status()["num_waiting"] == 0)
+        finished = status()["finished"]
+        assert finished["abort"] > 0
+        assert finished.get("stop", 0) + finished["abort"] == 200
+
+
+def wait_for(condition, seconds=30.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.01)
 
 
 # ---- scores and rankings ----

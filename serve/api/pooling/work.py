@@ -14,6 +14,7 @@ from fastapi import Request
 from girih.kernels.errors import RequestError
 from girih.runtime.pooling_params import PoolingParams
 from girih.runtime.request import EngineRequest
+from girih.serve.api.errors import renamed_params
 from girih.serve.api.generation import (
     LONG_BODY,
     Usage,
@@ -74,8 +75,9 @@ class PooledWork:
     def check_room(self, texts: Sequence[str]) -> None:
         """Raise `RequestError` for a text that cannot fit, unless it is to be cut."""
         if self.body.truncate_prompt_tokens is None:
-            for text in texts:
-                refuse_endless(text, self.served)
+            with renamed_params({"prompt": "input"}):
+                for text in texts:
+                    refuse_endless(text, self.served)
 
     async def read(self, work: Callable[[], T]) -> T:
         """Tokenize; long bodies in a thread, so that other requests go on."""
