@@ -148,6 +148,8 @@ def trace(spec: ModelSpec, progress: Progress = no_progress) -> Traced:
     constants = _constant_values(model, weights, {**written, **adaptations.constants()})
     symbols = _symbol_names(graph)
     check_captured(graph, spec.architecture)
+    if spec.task != "generate":
+        _require_rows(graph, symbols, spec.architecture)
     progress(ProgressEvent("trace", 1, 1, f"{len(graph.nodes)} nodes"))
     return Traced(spec, graph, weights, constants, symbols, time.perf_counter() - started)
 
@@ -405,6 +407,17 @@ def _number_rows_by_position(graph: fx.Graph) -> None:
 def _weight_names(graph: fx.Graph) -> list[str]:
     """Names of the weights, in the graph's order."""
     return [n.meta["weight"] for n in graph.nodes if "weight" in n.meta]
+
+
+def _require_rows(graph: fx.Graph, symbols: dict[str, str], architecture: str) -> None:
+    """Refuse a model whose result has not one row per wanted token."""
+    result = next(n for n in graph.nodes if n.op == "output").args[0]
+    value = result.meta["val"]
+    if value.ndim != 2 or symbols.get(str(value.shape[0])) != "S":
+        raise TraceError(
+            f"{architecture} gives {list(value.shape)} instead of one row per text: how its head "
+            "chooses among tokens is not known"
+        )
 
 
 def _symbol_names(graph: fx.Graph) -> dict[str, str]:

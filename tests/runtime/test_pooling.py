@@ -19,7 +19,7 @@ from support_pooling import (
 from torch.nn.functional import normalize
 
 from girih.conf.files import load_opt_level
-from girih.kernels.errors import ConfigError, RequestError, SourceError
+from girih.kernels.errors import ConfigError, RequestError, SourceError, TraceError
 from girih.runtime.metrics import EngineMetrics
 from girih.runtime.pooling_params import PoolingParams
 from girih.runtime.request import EngineRequest
@@ -248,6 +248,12 @@ def test_pooling_that_means_nothing_or_is_not_known_is_refused(tmp_path):
     kinds = [{"type": "sentence_transformers.models.LSTM", "path": "2_LSTM"}]
     (tmp_path / "modules.json").write_text(json.dumps(kinds))
     with pytest.raises(SourceError, match="asks for 'LSTM'"):
+        engine(tmp_path)
+
+
+def test_a_head_that_chooses_among_tokens_by_itself_is_refused(tmp_path):
+    write_pooled(tmp_path, "ctrl", "classify", n_embd=64, dff=96, n_layer=2, n_head=4)
+    with pytest.raises(TraceError, match="CTRLForSequenceClassification"):
         engine(tmp_path)
 
 
