@@ -289,7 +289,7 @@ class PersistentBatch:
         tables = self._block_table.reshape(len(self._block_table), -1, groups)
         slots = tables[token_rows, positions // size].T.astype(np.int64) * size + positions % size
         used = tables[rows, :num_columns].transpose(2, 0, 1)
-        return np.ascontiguousarray(used), np.ascontiguousarray(slots)
+        return used.copy(), slots.copy()  # row by row, whatever the lengths
 
     def _prompt_rows(
         self, rows: IntArray, query_start: IntArray, first: int

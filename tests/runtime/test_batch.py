@@ -85,6 +85,9 @@ def test_several_kv_groups_have_tables_and_slots_of_their_own():
     assert step.block_table.is_contiguous()
     assert step.slot_mapping.is_contiguous()
     commit(batch, step, [1, 1])
+    one = batch.prepare(plan(1, running=[("b", (), 1)], scheduled={"b": 1}))
+    assert one.block_table.stride() == (1, 1, 1)
+    assert one.slot_mapping.stride() == (1, 1)
     running = [("a", (), 20), ("b", (), 1)]
     batch.prepare(plan(1, running=running, scheduled={"a": 1, "b": 1}))
     batch.prepare(plan(2, [new_request("c", [5], [1, 2])], scheduled={"c": 1}, finished=("a",)))
