@@ -29,6 +29,7 @@ from girih.kernels.attention import (
 )
 from girih.kernels.errors import CapacityError, EngineError
 from girih.kernels.kv_groups import KVCachePlan, KVCacheSpec, one_group
+from girih.kernels.kv_layout import SCALE_BYTES
 from girih.kernels.state_ops import STATE_OPS, StateOp
 
 
@@ -63,13 +64,14 @@ class StepInputs:
 
 
 def kv_cache_specs(layout: ProgramLayout, dtype: torch.dtype) -> list[KVCacheSpec]:
-    """What each KV slot of a program keeps, in slot order."""
+    """What each KV slot of a program keeps in a cache of `dtype`, in slot order."""
     return [
         KVCacheSpec(
             spec.num_kv_heads,
             spec.head_dim,
             spec.head_dim_v,
             dtype.itemsize,
+            SCALE_BYTES if dtype == torch.int8 else 0,
             window=spec.window if spec.causal else 0,
             chunk=spec.chunk if spec.causal else 0,
         )
@@ -91,10 +93,11 @@ class Executable:
         weights: tensor per weight name, in the planned form.
         num_blocks: KV blocks, the null block included.
         block_size: token slots per block.
-        dtype: of activations and of the KV cache.
+        dtype: of activations.
         attention: name of the attention backend; None chooses the best that can run each layer.
         num_state_slots: rows of the states of recurrent layers; as many as requests in a step.
         groups: the KV groups; None keeps all layers in one.
+        kv_dtype: of the KV cache; None is `dtype`.
 
     Attributes:
         before_step: called when a step begins; compiled code is taken in there while it serves.
@@ -111,9 +114,11 @@ class Executable:
         attention: str | None = None,
         num_state_slots: int = 0,
         groups: KVCachePlan | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.layout = layout
-        self.groups = groups or one_group(kv_cache_specs(layout, dtype), block_size)
+        self.kv_dtype = kv_dtype or dtype
+        self.groups = groups or one_group(kv_cache_specs(layout, self.kv_dtype), block_size)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
@@ -222,7 +227,7 @@ class Executable:
             name: of a backend, or None for the best that can run the layer.
         """
         self.backends = [
-            choose_backend(spec, self.dtype, self.block_size, name)
+            choose_backend(spec, self.dtype, self.block_size, name, self.kv_dtype)
             for spec in self.layout.attention_specs
         ]
 
@@ -293,10 +298,10 @@ class Executable:
             spec.num_kv_heads,
             spec.head_dim,
             spec.head_dim_v,
-            self.dtype,
+            self.kv_dtype,
         )
         try:
-            return _lazy_zeros(keys, self.dtype), _lazy_zeros(values, self.dtype)
+            return _lazy_zeros(keys, self.kv_dtype), _lazy_zeros(values, self.kv_dtype)
         except MemoryError as error:
             raise CapacityError(
                 f"no memory for {self.num_blocks} KV blocks of {self.block_size} tokens; lower "
@@ -322,7 +327,7 @@ class Executable:
             f"weights   {self._weight_bytes / 2**20:10.1f} MiB\n"
             f"kv cache  {cache / 2**20:10.1f} MiB  "
             f"({self.num_blocks} blocks of {self.block_size} tokens, "
-            f"{self.groups.block_bytes / 2**10:.1f} KiB each)\n"
+            f"{self.groups.block_bytes / 2**10:.1f} KiB each, {_name(self.kv_dtype)})\n"
             f"{self.groups.as_text()}{states_line}"
         )
 
@@ -351,6 +356,10 @@ class _StepPlans:
                 batch = replace(batch, block_table=table, slot_mapping=slots)
             plan = self._plans[backend, group] = backend.plan(batch)
         return plan
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

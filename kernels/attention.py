@@ -3,9 +3,9 @@
     plan(batch)                       once per step, on the CPU
     run(q, k, v, caches, plan, spec)  once per layer
 
-A backend answers `why_not(spec, dtype, block_size)` with a reason or None; `choose_backend` takes
-the first that has none and keeps the reasons of the others. Knows no model and no scheduler: a
-batch is anything with the four tensors of `PagedBatch`.
+A backend answers `why_not(spec, dtype, block_size, kv_dtype)` with a reason or None;
+`choose_backend` takes the first that has none and keeps the reasons of the others. Knows no model
+and no scheduler: a batch is anything with the four tensors of `PagedBatch`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,13 @@ class AttentionBackend:
 
     name = ""
 
-    def why_not(self, spec: AttentionSpec, dtype: torch.dtype, block_size: int) -> str | None:
+    def why_not(
+        self,
+        spec: AttentionSpec,
+        dtype: torch.dtype,
+        block_size: int,
+        kv_dtype: torch.dtype | None = None,
+    ) -> str | None:
         """Return why this backend cannot run the layer, or None when it can."""
         raise NotImplementedError
 
@@ -197,7 +203,13 @@ class CpuPagedBackend(AttentionBackend):
 
     name = "cpu_paged"
 
-    def why_not(self, spec: AttentionSpec, dtype: torch.dtype, block_size: int) -> str | None:
+    def why_not(
+        self,
+        spec: AttentionSpec,
+        dtype: torch.dtype,
+        block_size: int,
+        kv_dtype: torch.dtype | None = None,
+    ) -> str | None:
         """Return why the C++ kernel cannot run the layer, or None when it can."""
         if not library.is_loaded():
             return "the CPU kernel library is not loaded"
@@ -207,7 +219,7 @@ class CpuPagedBackend(AttentionBackend):
             return f"the C++ kernel has no {'ALiBi' if spec.has_slopes else 'chunked attention'}"
         if spec.window and not spec.causal:
             return "the C++ kernel has windows only in causal attention"
-        return _shape_reason(spec, block_size)
+        return _cache_reason(dtype, kv_dtype) or _shape_reason(spec, block_size)
 
     def _kernel(self, *arguments: object) -> None:
         torch.ops.girih.paged_attention(*arguments)
@@ -218,11 +230,17 @@ class ReferenceBackend(AttentionBackend):
 
     name = "reference"
 
-    def why_not(self, spec: AttentionSpec, dtype: torch.dtype, block_size: int) -> str | None:
+    def why_not(
+        self,
+        spec: AttentionSpec,
+        dtype: torch.dtype,
+        block_size: int,
+        kv_dtype: torch.dtype | None = None,
+    ) -> str | None:
         """Return why the layer cannot be laid out in the cache, or None when it can."""
         if not dtype.is_floating_point:
             return f"dtype {dtype} is not a floating-point type"
-        return _shape_reason(spec, block_size)
+        return _cache_reason(dtype, kv_dtype) or _shape_reason(spec, block_size)
 
     def _kernel(self, *arguments: object) -> None:
         reference.paged_attention(*arguments)  # type: ignore[arg-type]
@@ -246,15 +264,20 @@ class BackendChoice:
 
 
 def choose_backend(
-    spec: AttentionSpec, dtype: torch.dtype, block_size: int, only: str | None = None
+    spec: AttentionSpec,
+    dtype: torch.dtype,
+    block_size: int,
+    only: str | None = None,
+    kv_dtype: torch.dtype | None = None,
 ) -> BackendChoice:
     """Return the first backend that can run the layer.
 
     Args:
         spec: the layer.
-        dtype: of q, k, v and the cache.
+        dtype: of q, k and v.
         block_size: slots per block.
         only: name of the one backend to consider; None considers all.
+        kv_dtype: of the cache; None is `dtype`.
 
     Raises:
         ConfigError: no backend can, with each one's reason; or `only` names none.
@@ -266,12 +289,18 @@ def choose_backend(
     for backend in BACKENDS:
         if only is not None and backend.name != only:
             continue
-        reason = backend.why_not(spec, dtype, block_size)
+        reason = backend.why_not(spec, dtype, block_size, kv_dtype)
         if reason is None:
             return BackendChoice(backend, tuple(reasons))
         reasons.append((backend.name, reason))
     told = "; ".join(f"{name}: {reason}" for name, reason in reasons)
     raise ConfigError(f"no attention backend can run {spec}: {told}")
+
+
+def _cache_reason(dtype: torch.dtype, kv_dtype: torch.dtype | None) -> str | None:
+    if kv_dtype in (None, dtype, torch.int8):
+        return None
+    return f"a cache of {kv_dtype} is neither that of {dtype} nor int8"
 
 
 def _shape_reason(spec: AttentionSpec, block_size: int) -> str | None:

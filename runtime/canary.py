@@ -25,6 +25,7 @@ from girih.kernels.errors import BundleError
 
 PROMPT_TOKENS = 12
 # Natural logarithm: how far a log-probability may lie off, by what rounding does in a deep model.
+INT8_TOLERANCE = 0.05
 TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.3}
 
 
@@ -62,14 +63,14 @@ def check_canary(
     Raises:
         BundleError: the answer is another one.
     """
-    path = bundle.path / "canary" / f"{_fingerprint(weights)}.json"
+    path = bundle.path / "canary" / f"{_fingerprint(weights)}{_cache_name(executable)}.json"
     expected = _read(path)
     how = "as recorded"
     if expected is None:
         expected = _expected(executable, bundle, weights, _prompt(vocab_size))
         how = "as eager code, " + ("recorded" if _write(path, expected) else "not recorded")
     found = _answer(executable, expected.prompt)
-    error = _compare(found, expected, executable.dtype)
+    error = _compare(found, expected, _tolerance(executable))
     if error:
         raise BundleError(
             f"bundle {bundle.path} fails its canary: {error}. The compiled code computes something "
@@ -116,6 +117,7 @@ def executable_for_canary(
         like.dtype,
         attention,
         like.num_state_slots,
+        kv_dtype=like.kv_dtype,
     )
 
 
@@ -166,9 +168,19 @@ def _blocks(block_size: int) -> int:
     return -(-PROMPT_TOKENS // block_size)
 
 
-def _compare(found: Canary, expected: Canary, dtype: torch.dtype) -> str | None:
+def _tolerance(executable: Executable) -> float:
+    """A key at the edge between two int8 steps falls to either side."""
+    bound = TOLERANCE[executable.dtype]
+    return bound if executable.kv_dtype != torch.int8 else max(bound, INT8_TOLERANCE)
+
+
+def _cache_name(executable: Executable) -> str:
+    """What distinguishes the answers of different KV caches."""
+    return "-int8" if executable.kv_dtype == torch.int8 else ""
+
+
+def _compare(found: Canary, expected: Canary, bound: float) -> str | None:
     """What differs by more than rounding, or None."""
-    bound = TOLERANCE[dtype]
     for i, token in enumerate(expected.prompt):
         off = abs(found.logprobs[i] - expected.logprobs[i])
         other = found.next_ids[i] != expected.next_ids[i] and expected.margins[i] > 2 * bound

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from girih.kernels.errors import ConfigError
 from girih.passes.options import OptConfig
 
+KV_DTYPES = ("auto", "int8")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
@@ -119,6 +120,8 @@ class CacheConfig:
         kv_cache_bytes: budget in bytes; None takes `memory_fraction` of the free memory.
         memory_fraction: share of the free memory, in (0, 1].
         enable_prefix_caching: keep and reuse blocks of equal prefixes.
+        kv_dtype: "auto" is the model's; "int8" takes half of bfloat16's memory, with a scale per
+            token and head (see the README for what it costs).
     """
 
     block_size: int = 32
@@ -126,8 +129,15 @@ class CacheConfig:
     kv_cache_bytes: int | None = None
     memory_fraction: float = 0.4
     enable_prefix_caching: bool = True
+    kv_dtype: str = "auto"
 
     def __post_init__(self) -> None:
+        if self.kv_dtype not in KV_DTYPES:
+            why = "fp8 is for GPUs; " if self.kv_dtype.startswith("fp8") else ""
+            raise ConfigError(
+                f"cache.kv_dtype is {self.kv_dtype!r}; {why}it must be one of "
+                f"{', '.join(KV_DTYPES)}"
+            )
         if self.block_size < 16 or self.block_size % 16:
             raise ConfigError(
                 f"cache.block_size is {self.block_size}; it must be a positive multiple of 16"

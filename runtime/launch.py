@@ -259,9 +259,15 @@ def explain(config: EngineConfig, progress: Progress = no_progress) -> str:
 def _groups_text(layout: ProgramLayout, spec: ModelSpec, config: EngineConfig) -> str:
     """How an engine with this configuration would lay out the KV cache."""
     length = _model_length(spec, config)
-    specs = kv_cache_specs(layout, getattr(torch, spec.dtype))
+    specs = kv_cache_specs(layout, _kv_dtype(spec, config))
     groups = plan_groups(specs, config.cache.block_size, length)
     return groups.as_text() + groups.as_saving(length)
+
+
+def _kv_dtype(spec: ModelSpec, config: EngineConfig) -> torch.dtype:
+    wanted = config.cache.kv_dtype
+    dtype: torch.dtype = getattr(torch, spec.dtype if wanted == "auto" else wanted)
+    return dtype
 
 
 def _proof_line(bundle: Bundle) -> str:
@@ -366,7 +372,7 @@ class _Start:
         """Choose KV groups, blocks and the model length, with the weights in memory."""
         limits = self.config.scheduler
         demand = CacheDemand(
-            kv_cache_specs(layout, self._dtype),
+            kv_cache_specs(layout, _kv_dtype(self.spec, self.config)),
             limits.max_num_seqs,
             self._lookahead,
             state_bytes_per_request(layout) * limits.max_num_seqs,
@@ -407,6 +413,7 @@ class _Start:
                 compiled.attention,
                 self.config.scheduler.max_num_seqs if compiled.layout.state_specs else 0,
                 size.groups,
+                _kv_dtype(self.spec, self.config),
             ),
         )
         saved = size.groups.as_saving(size.max_model_len)

@@ -31,7 +31,8 @@ struct Work {
   int max_rows;
 };
 
-template <class T>
+// T: of queries and outputs; C: of the caches.
+template <class T, class C>
 class Attention {
  public:
   explicit Attention(const AttentionArgs& args) : a_(args), rows_(args) {}
@@ -43,8 +44,8 @@ class Attention {
     int64_t slot = a_.slots[t];
     if (slot >= 0) {
       for (int h = 0; h < a_.kv_heads; ++h)
-        write_slot(a_, h, slot, (const T*)a_.k + t * a_.k_token + h * a_.k_head,
-                   (const T*)a_.v + t * a_.v_token + h * a_.v_head);
+        write_slot<T, C>(a_, h, slot, (const T*)a_.k + t * a_.k_token + h * a_.k_head,
+                         (const T*)a_.v + t * a_.v_token + h * a_.v_head);
     }
     if (slot >= 0 && t < a_.query_start[a_.requests]) return;
     for (int h = 0; h < a_.heads; ++h)
@@ -112,30 +113,34 @@ class Attention {
     rows_.clear(state, sums, rows_.count(item));
     int base = (item.begin / kSpanSlots + span) * kSpanSlots;
     int stop = std::min(item.end, base + kSpanSlots);
-    Context<T> context{a_, a_.block_table + item.request * a_.table_stride, item.head};
+    Context<C> context{a_, a_.block_table + item.request * a_.table_stride, item.head};
     int start = std::max(item.begin, base) / kTileSlots * kTileSlots;
     for (int tile = start; tile < stop; tile += kTileSlots) {
-      // Only bfloat16 is worth the compile time of kernels of its own.
-      if constexpr (std::is_same_v<T, bf16>) {
+      const int begin = std::max(0, item.begin - tile), end = std::min(kTileSlots, stop - tile);
+      if constexpr (is_quantised<C>)
+        load_scales(context, tile, begin, end, w.key_scales, w.value_scales);
+      // Only bfloat16 and int8 are worth the compile time of kernels of their own.
+      if constexpr (std::is_same_v<C, bf16> || is_quantised<C>) {
         if (few_rows_fit(a_, rows_.count(item))) {
           add_tile_few(item, context, tile, state, sums, w);
           continue;
         }
       }
-      widen_tile(context, tile, std::max(0, item.begin - tile), std::min(kTileSlots, stop - tile),
-                 w.keys, w.values);
+      widen_tile(context, tile, begin, end, w.keys, w.values);
       rows_.add_tile(item, tile, state, sums, w);
     }
   }
 
-  void add_tile_few(const Item& item, const Context<T>& context, int tile, RowState* state,
+  void add_tile_few(const Item& item, const Context<C>& context, int tile, RowState* state,
                     float* sums, Workspace& w) const {
     const int height = rows_.count(item);
-    FewKernels<T> kernels = few_kernels<T>(height);
+    FewKernels<C> kernels = few_kernels<C>(height);
     auto [begin, end] = rows_.visible(item, tile, 0, height);
     if (begin >= end) return;
     kernels.score(context, tile, begin, end, w.queries, w.scores);
+    rows_.scale(w.scores, w.key_scales, height, begin, end);
     rows_.weigh(item, tile, 0, height, state, sums, w);
+    rows_.scale(w.scores, w.value_scales, height, begin, end);
     kernels.add(context, tile, begin, end, item.end, w.scores, sums, rows_.value_stride());
   }
 
@@ -183,8 +188,8 @@ void add_items(const AttentionArgs& a, int request, int tile_queries, Work& work
   }
 }
 
-template <class T>
-void plan(const AttentionArgs& a, const Attention<T>& kernel, int threads, Work& work) {
+template <class T, class C>
+void plan(const AttentionArgs& a, const Attention<T, C>& kernel, int threads, Work& work) {
   work.items.clear();
   work.tasks.clear();
   work.split.clear();
@@ -216,9 +221,9 @@ thread_local Work own_work;
 thread_local Scratch own_workspace;
 thread_local Scratch shared_partials;
 
-template <class T>
+template <class T, class C>
 void run(const AttentionArgs& a) {
-  Attention<T> kernel(a);
+  Attention<T, C> kernel(a);
   Work& work = own_work;
   plan(a, kernel, omp_get_max_threads(), work);
   float* partials = shared_partials.floats(work.partial_floats);
@@ -244,6 +249,14 @@ void run(const AttentionArgs& a) {
         kernel.merge_parts(work.items[work.split[i]], partials, w);
     }
   }
+}
+
+template <class T>
+void run(const AttentionArgs& a) {
+  if (a.quantised)
+    run<T, int8_t>(a);
+  else
+    run<T, T>(a);
 }
 
 }  // namespace

@@ -26,10 +26,11 @@ struct Item {
 // Working memory of one thread, for items of up to `rows` rows.
 struct Workspace {
   float *queries, *keys, *values, *scores, *sums, *merged;
+  float *key_scales, *value_scales;  // of the tile's slots, for int8 caches
   RowState *state, *merged_state;
 
   static size_t floats(int rows, int dim, int dim_v) {
-    return (size_t)rows * dim + (size_t)kTileSlots * (dim + dim_v) + kMaxRows * kTileSlots +
+    return (size_t)rows * dim + (size_t)kTileSlots * (dim + dim_v + 2) + kMaxRows * kTileSlots +
            2 * (size_t)rows * dim_v + 4 * (size_t)rows;
   }
   Workspace(float* memory, int rows, int dim, int dim_v) {
@@ -41,6 +42,8 @@ struct Workspace {
     keys = take((size_t)kTileSlots * dim);
     values = take((size_t)kTileSlots * dim_v);
     scores = take(kMaxRows * kTileSlots);
+    key_scales = take(kTileSlots);
+    value_scales = take(kTileSlots);
     queries = take((size_t)rows * dim);
     sums = take((size_t)rows * dim_v);
     merged = take((size_t)rows * dim_v);
@@ -69,9 +72,19 @@ class Rows {
       auto [begin, end] = visible(item, tile, row, height);
       if (begin >= end) return;
       score(row, height, begin, end, w);
+      scale(w.scores, w.key_scales, height, begin, end);
       weigh(item, tile, row, height, state, sums, w);
+      scale(w.scores, w.value_scales, height, begin, end);
       add_values(row, height, begin, end, sums, w);
     });
+  }
+
+  // Products with int8 keys or values, slots [begin, end), take in the scales of the slots.
+  void scale(float* columns, const float* scales, int height, int begin, int end) const {
+    if (!a_.quantised) return;
+    for (int m = 0; m < height; ++m, columns += kTileSlots)
+      for (int s = begin / kLanes * kLanes; s < end; s += kLanes)
+        store(columns + s, load(columns + s) * load(scales + s));
   }
 
   // Scores to softmax weights; what the rows summed before is brought to the new scale.

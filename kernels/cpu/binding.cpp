@@ -134,7 +134,11 @@ void check_caches(const Tensor& keys, const Tensor& values, const girih::Attenti
   check_contiguous(keys, "key_cache");
   check_contiguous(values, "value_cache");
   STD_TORCH_CHECK(size >= 16 && size % 16 == 0, "block size ", size, " is not a multiple of 16");
-  if (pairs) {
+  if (a.quantised) {
+    STD_TORCH_CHECK(a.dim <= 512 && a.dim_v <= 512, "int8 caches have heads of 512 at most");
+    check_shape(keys, "key_cache", {blocks, a.kv_heads, a.dim + 4, size});
+    check_shape(values, "value_cache", {blocks, a.kv_heads, a.dim_v + 4, size});
+  } else if (pairs) {
     check_shape(keys, "key_cache", {blocks, a.kv_heads, a.dim / 2, size, 2});
     check_shape(values, "value_cache", {blocks, a.kv_heads, size / 2, a.dim_v, 2});
   } else {
@@ -174,9 +178,13 @@ void paged_attention(Tensor q, Tensor k, Tensor v, Tensor key_cache, Tensor valu
   check_shape(k, "k", {tokens, kv_heads, dim});
   check_shape(v, "v", {tokens, kv_heads, dim_v});
   check_shape(out, "out", {tokens, heads, dim_v});
-  const Tensor* floats[] = {&k, &v, &key_cache, &value_cache, &out};
-  const char* names[] = {"k", "v", "key_cache", "value_cache", "out"};
-  for (int i = 0; i < 5; ++i) check_dtype(*floats[i], q.scalar_type(), names[i]);
+  const bool quantised = key_cache.scalar_type() == ScalarType::Char;
+  const ScalarType cached = quantised ? ScalarType::Char : q.scalar_type();
+  check_dtype(k, q.scalar_type(), "k");
+  check_dtype(v, q.scalar_type(), "v");
+  check_dtype(out, q.scalar_type(), "out");
+  check_dtype(key_cache, cached, "key_cache");
+  check_dtype(value_cache, cached, "value_cache");
   check_dense(q, "q");
   check_dense(k, "k");
   check_dense(v, "v");
@@ -202,7 +210,7 @@ void paged_attention(Tensor q, Tensor k, Tensor v, Tensor key_cache, Tensor valu
       (const int32_t*)seq_lens.data_ptr(), (const int32_t*)block_table.data_ptr(),
       block_table.stride(0), (const int64_t*)slot_mapping.data_ptr(), (int)tokens, (int)requests,
       (int)heads, (int)kv_heads, (int)dim, (int)dim_v, (int)key_cache.size(3), (float)scale,
-      (float)softcap, causal, (int)window, wide_sinks.empty() ? nullptr : wide_sinks.data()};
+      (float)softcap, causal, (int)window, wide_sinks.empty() ? nullptr : wide_sinks.data(), quantised};
   check_caches(key_cache, value_cache, args, dtype == DType::bfloat16);
   check_batch(args, key_cache.size(0), block_table.size(1));
   if (tokens > 0) girih::paged_attention(dtype, args);

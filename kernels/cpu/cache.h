@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <type_traits>
 
 #include "kernels.h"
@@ -11,15 +12,45 @@ namespace girih {
 
 constexpr int kTileSlots = 64;  // slots of the context that are widened and used at a time
 
-// One token's key [dim] and value [dim_v] of one head to its slot.
+constexpr int kMaxHeadDim = 512;
+
+template <class C>
+constexpr bool is_quantised = std::is_same_v<C, int8_t>;
+
+// Elements of a block of one head; in an int8 cache a float32 scale per slot follows them.
+template <class C>
+GIRIH_INLINE long block_elements(int dim, int size) {
+  return (long)(is_quantised<C> ? dim + (int)sizeof(float) : dim) * size;
+}
+
+// Writes from[i] / scale, rounded, to to[i * step]; returns the scale, which maps the largest to 127.
 template <class T>
+inline float quantise(const T* from, int count, int8_t* to, long step) {
+  float wide[kMaxHeadDim];
+  widen(wide, from, count);
+  float largest = 0.0f;
+  for (int i = 0; i < count; ++i) largest = std::max(largest, std::fabs(wide[i]));
+  const float scale = largest / 127.0f;
+  for (int i = 0; i < count; ++i) {
+    float value = scale > 0.0f ? std::nearbyint(wide[i] / scale) : 0.0f;
+    to[i * step] = (int8_t)std::min(127.0f, std::max(-127.0f, value));
+  }
+  return scale;
+}
+
+// One token's key [dim] and value [dim_v] of one head to its slot.
+template <class T, class C>
 inline void write_slot(const AttentionArgs& a, int head, int64_t slot, const T* k, const T* v) {
   const int size = a.block_size;
   long block = slot / size * a.kv_heads + head;
   int offset = (int)(slot % size);
-  T* key = (T*)a.key_cache + block * a.dim * size;
-  T* value = (T*)a.value_cache + block * a.dim_v * size;
-  if constexpr (std::is_same_v<T, bf16>) {
+  C* key = (C*)a.key_cache + block * block_elements<C>(a.dim, size);
+  C* value = (C*)a.value_cache + block * block_elements<C>(a.dim_v, size);
+  if constexpr (is_quantised<C>) {
+    ((float*)(key + (long)a.dim * size))[offset] = quantise(k, a.dim, key + offset, size);
+    ((float*)(value + (long)a.dim_v * size))[offset] =
+        quantise(v, a.dim_v, value + (long)offset * a.dim_v, 1);
+  } else if constexpr (std::is_same_v<T, bf16>) {
     for (int d = 0; d < a.dim; d += 2) std::memcpy(key + (long)d * size + 2 * offset, k + d, 4);
     T* pair = value + (long)(offset / 2) * 2 * a.dim_v + offset % 2;
     for (int d = 0; d < a.dim_v; ++d) pair[2 * d] = v[d];
@@ -65,10 +96,19 @@ struct Context {
     return key_block(position) + kPair * (position % a.block_size);
   }
   const T* key_block(int position) const {
-    return (const T*)a.key_cache + block(position) * a.dim * a.block_size;
+    return (const T*)a.key_cache + block(position) * block_elements<T>(a.dim, a.block_size);
   }
   const T* values(int position) const {
-    return (const T*)a.value_cache + block(position) * a.dim_v * a.block_size;
+    return (const T*)a.value_cache + block(position) * block_elements<T>(a.dim_v, a.block_size);
+  }
+  // Scales of int8 keys and values from the position on, to the end of its block.
+  const float* key_scales(int position) const {
+    return (const float*)(key_block(position) + (long)a.dim * a.block_size) +
+           position % a.block_size;
+  }
+  const float* value_scales(int position) const {
+    return (const float*)(values(position) + (long)a.dim_v * a.block_size) +
+           position % a.block_size;
   }
 };
 
@@ -76,7 +116,7 @@ struct Context {
 //   keys [slots / kPanel][dim][kPanel]      values [dim_v / kPanel][slots][kPanel]
 constexpr int kPanel = 2 * kLanes;
 
-// Keys of 16 slots from context position `position` (a multiple of 16) to tile slots `slot`….
+// Keys (int8 ones without their scales) of 16 slots from context position `position` (a multiple of 16) to tile slots `slot`….
 template <class T>
 inline void widen_keys(const Context<T>& context, int position, int slot, float* keys) {
   const T* from = context.keys(position);
@@ -126,6 +166,16 @@ inline void widen_tile(const Context<T>& context, int first, int begin, int end,
   for (int s = begin / 16 * 16; s < end; s += 16) {
     widen_keys(context, first + s, s, keys);
     widen_values(context, first + s, s, values);
+  }
+}
+
+// Scales of slots [begin, end) of that tile; whole groups of 16 slots are read.
+template <class T>
+inline void load_scales(const Context<T>& context, int first, int begin, int end, float* keys,
+                        float* values) {
+  for (int s = begin / 16 * 16; s < end; s += 16) {
+    std::memcpy(keys + s, context.key_scales(first + s), 16 * sizeof(float));
+    std::memcpy(values + s, context.value_scales(first + s), 16 * sizeof(float));
   }
 }
 

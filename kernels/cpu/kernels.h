@@ -45,6 +45,7 @@ struct AttentionArgs {
   bool causal;
   int window;
   const float* sinks;  // [heads], or null
+  bool quantised;      // the caches hold int8 and scales
 };
 
 void paged_attention(DType dtype, const AttentionArgs& args);

@@ -73,6 +73,11 @@ GIRIH_INLINE vf load(const f16* p) {
 #endif
 }
 
+GIRIH_INLINE vf load(const int8_t* p) {
+  typedef int8_t vb __attribute__((vector_size(kLanes)));
+  return __builtin_convertvector(__builtin_convertvector(load_raw<vb>(p), vi), vf);
+}
+
 // Loads kLanes neighbouring pairs: even[i] = p[2i], odd[i] = p[2i + 1].
 GIRIH_INLINE void load_pairs(const bf16* p, vf& even, vf& odd) {
   vu both = load_raw<vu>(p);

@@ -100,6 +100,18 @@ def test_a_warm_prefix_cache_gives_the_same_tokens(kind):
     assert list(warm.outputs[0].token_ids) == list(cold.outputs[0].token_ids)
 
 
+def test_an_int8_cache_gives_the_same_tokens_however_it_is_filled():
+    options = {"kv_dtype": "int8", "max_num_batched_tokens": 32}
+    llm = new_llm("gemma3_text", kv_dtype="int8")
+    # 16 tokens of 2 layers: keys and values of 2 heads, 16 elements and a scale of 4 bytes each
+    assert llm.handle.core.runner.executable.groups.block_bytes == 16 * 2 * 2 * 2 * (16 + 4)
+    assert "int8)" in llm.handle.report.memory
+    together = tokens(llm, prompts())
+    assert tokens(llm, prompts()) == together  # from a warm prefix cache
+    assert tokens(new_llm("gemma3_text", **options), prompts()) == together
+    assert tokens(new_llm("gemma3_text", **options, num_blocks=56), prompts()) == together
+
+
 def test_the_start_report_names_the_groups_and_what_they_save():
     memory = new_llm("gemma3_text").handle.report.memory
     assert "kv groups 1 × 2 layers full; 2 × 2 layers window 40\n" in memory

@@ -198,7 +198,7 @@ def test_bytes_of_a_block():
 def test_tables_for_people():
     executable = bound()
     assert executable.attention_report() == "attention reference × 2"
-    assert "(40 blocks of 16 tokens, 8.0 KiB each)" in executable.memory_table()
+    assert "(40 blocks of 16 tokens, 8.0 KiB each, float32)" in executable.memory_table()
 
 
 def test_heads_that_no_backend_runs_are_refused():

@@ -80,3 +80,10 @@ def test_cache_shapes_hold_the_same_elements(dtype):
         kv_cache_shapes(3, 24, 2, 16, 16, dtype)
     with pytest.raises(ConfigError, match="head_dim_v is 12"):
         kv_cache_shapes(3, 32, 2, 16, 12, dtype)
+
+
+def test_an_int8_cache_has_backends_and_others_have_reasons():
+    for kv_dtype in (torch.int8, torch.float32, None):
+        assert choose_backend(SPEC, torch.float32, 16, kv_dtype=kv_dtype).backend.name
+    with pytest.raises(ConfigError, match=r"float8_e4m3fn is neither that of torch.float32 nor"):
+        choose_backend(SPEC, torch.float32, 16, kv_dtype=torch.float8_e4m3fn)

@@ -6,6 +6,7 @@ from support_paged import make_case
 
 from girih.kernels import reference
 from girih.kernels.attention import AttentionSpec
+from girih.kernels.kv_layout import kv_cache_shapes, write_tokens
 from girih.kernels.packing import packed_shape
 
 OPS = torch.ops.girih
@@ -47,8 +48,8 @@ def test_packed_linear_does_not_depend_on_threads(built):
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
-def compare(spec, requests, dtype, tolerance, block_size=16, padding=2):
-    case = make_case(spec, requests, dtype, block_size, padding)
+def compare(spec, requests, dtype, tolerance, block_size=16, padding=2, kv_dtype=None):
+    case = make_case(spec, requests, dtype, block_size, padding, kv_dtype)
     sinks = torch.randn(spec.num_heads) if spec.has_sinks else None
     shape = (case.q.shape[0], spec.num_heads, spec.head_dim_v)
     out, want = (torch.full(shape, torch.nan, dtype=dtype) for _ in range(2))
@@ -91,6 +92,48 @@ def test_paged_attention_masks(built, dtype, tolerance, kind, block_size):
     compare(spec, MIXED, dtype, tolerance, block_size)
 
 
+@pytest.mark.parametrize("block_size", [16, 48])
+@pytest.mark.parametrize("heads", [(4, 4), (9, 3), (20, 1)])
+@pytest.mark.parametrize("dims", [(8, 8), (64, 64), (72, 128), (128, 24)])
+def test_int8_cache(built, dtype, tolerance, heads, dims, block_size):
+    spec = AttentionSpec(*heads, *dims, dims[0] ** -0.5)
+    case, out = compare(spec, MIXED, dtype, tolerance, block_size, kv_dtype=torch.int8)
+    # What was rounded changes the result a little: one step is 1/127 of a token's largest element.
+    exact = torch.empty_like(out)
+    shapes = kv_cache_shapes(case.key_cache.shape[0], block_size, heads[1], *dims, dtype)
+    caches = [torch.zeros(shape, dtype=dtype) for shape in shapes]
+    for row, (keys, values) in enumerate(zip(case.keys, case.values, strict=True)):
+        places = torch.arange(len(keys))
+        blocks = case.block_table[row][places // block_size].long()
+        write_tokens(*caches, keys, values, blocks * block_size + places % block_size)
+    case.key_cache, case.value_cache = caches
+    reference.paged_attention(*case.arguments(spec), exact)
+    error = (out - exact).float().square().mean().sqrt() / exact.float().square().mean().sqrt()
+    assert 0 < error < 0.02
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [{"window": 50}, {"has_sinks": True, "softcap": 5.0}, {"causal": False}],
+    ids=str,
+)
+def test_int8_cache_masks(built, dtype, tolerance, kind):
+    spec = AttentionSpec(6, 2, 40, 40, 0.2, **kind)
+    compare(spec, MIXED, dtype, tolerance, 32, kv_dtype=torch.int8)
+
+
+def test_int8_cache_of_zeros_and_of_one_large_element(built):
+    spec = AttentionSpec(2, 1, 16, 16, 0.25)
+    case = make_case(spec, [(3, 3)], torch.float32, kv_dtype=torch.int8)
+    case.k[:], case.v[:] = 0, 0
+    case.v[2, 0, 5] = 1e30
+    out = torch.empty(3, 2, 16)
+    OPS.paged_attention(*case.arguments(spec), out)
+    assert torch.equal(out[:2], torch.zeros(2, 2, 16))
+    torch.testing.assert_close(out[2, :, 5], torch.full((2,), 1e30 / 3))
+    assert out[2].count_nonzero() == 2
+
+
 def test_largest_head_size(built, dtype, tolerance):
     compare(AttentionSpec(2, 1, 512, 512, 512**-0.5), [(9, 100), (1, 30)], dtype, tolerance)
 
@@ -109,11 +152,12 @@ def test_window_reads_no_freed_block(built):
     assert torch.equal(full, freed) and not full.isnan().any()
 
 
-def test_chunks_and_batching_do_not_change_a_bit(built, dtype):
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
+def test_chunks_and_batching_do_not_change_a_bit(built, dtype, kv_dtype):
     """One request in one go, in chunks, beside others, with 1 or 3 threads: equal bits."""
     spec = AttentionSpec(6, 2, 64, 64, 0.125, window=700)
     length = 1200
-    case = make_case(spec, [(length, length)], dtype)
+    case = make_case(spec, [(length, length)], dtype, kv_dtype=kv_dtype)
     whole = torch.empty(length, 6, 64, dtype=dtype)
     OPS.paged_attention(*case.arguments(spec), whole)
     threads = torch.get_num_threads()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from girih.kernels.errors import CapacityError
+from girih.kernels.errors import CapacityError, ConfigError
 from girih.kernels.kv_groups import KVCacheSpec
 from girih.runtime import cache_size
 from girih.runtime.cache_size import CacheDemand, plan_cache
@@ -82,3 +82,11 @@ def test_what_does_not_fit_apart_may_fit_together():
     assert len(size.groups.groups) == 1
     size = plan_cache(config(num_blocks=58), demand(FULL, SLIDING), 1024)
     assert len(size.groups.groups) == 2
+
+
+def test_cache_dtypes_that_the_cpu_has_not_are_refused():
+    assert config(kv_dtype="int8").kv_dtype == "int8"
+    with pytest.raises(ConfigError, match="'fp8'; fp8 is for GPUs; it must be one of auto, int8"):
+        config(kv_dtype="fp8")
+    with pytest.raises(ConfigError, match="'int4'; it must be one of auto, int8"):
+        config(kv_dtype="int4")

@@ -43,14 +43,20 @@ def make_case(
     dtype: torch.dtype,
     block_size: int = 16,
     padding: int = 0,
+    kv_dtype: torch.dtype | None = None,
 ) -> PagedCase:
-    """Make a case of (new tokens, context length) per request; q and k are views of one tensor."""
+    """Make a case of (new tokens, context length) per request; q and k are views of one tensor.
+
+    Slots that nobody wrote hold NaN, in an int8 cache NaN scales.
+    """
+    kv_dtype = kv_dtype or dtype
+    poison = -1 if kv_dtype == torch.int8 else torch.nan
     blocks = [-(-length // block_size) for _, length in requests]
     key_shape, value_shape = kv_cache_shapes(
-        sum(blocks) + 1, block_size, spec.num_kv_heads, spec.head_dim, spec.head_dim_v, dtype
+        sum(blocks) + 1, block_size, spec.num_kv_heads, spec.head_dim, spec.head_dim_v, kv_dtype
     )
-    key_cache = torch.full(key_shape, torch.nan, dtype=dtype)
-    value_cache = torch.full(value_shape, torch.nan, dtype=dtype)
+    key_cache = torch.full(key_shape, poison, dtype=kv_dtype)
+    value_cache = torch.full(value_shape, poison, dtype=kv_dtype)
     free = (torch.randperm(sum(blocks)) + 1).tolist()
     table = torch.zeros(len(requests), max(blocks), dtype=torch.int32)
     tokens = sum(new for new, _ in requests) + padding
