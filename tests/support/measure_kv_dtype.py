@@ -65,9 +65,8 @@ def accuracy(dtype: str) -> None:
 
 
 def generated(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
-    """Greedy tokens of each prompt, alone."""
-    outputs = [llm.generate([prompt], GREEDY)[0] for prompt in prompts]
-    return [list(output.outputs[0].token_ids) for output in outputs]
+    """Greedy tokens of each prompt."""
+    return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, GREEDY)]
 
 
 def speed(dtype: str) -> None:
