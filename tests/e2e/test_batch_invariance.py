@@ -48,7 +48,7 @@ def test_tiny_models_give_the_same_bits_in_any_company(dtype):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("model", ["smollm2", "gemma3_270m"])
 def test_real_models_give_the_same_bits_in_any_company(model, dtype):
-    options = company(dtype, max_model_len=512, num_blocks=300)
+    options = company(dtype, max_model_len=256, num_blocks=300)
     options[2]["num_blocks"] = 18
     job = {"model": model, "options": options, "lengths": (*LENGTHS, 64, 65, 90), "trials": 4}
     check(run_invariance(job))
