@@ -28,6 +28,8 @@ from girih.graph.weight_plan import WeightPlan
 from girih.kernels.errors import BundleError
 
 MANIFEST = "manifest.json"
+PREPARED = "prepared.json"
+"""Stands in a directory of what was built for another machine, in place of a manifest."""
 _REQUIRED = {"key.json", "program.json", "constants.safetensors", "kernels.so"}
 
 

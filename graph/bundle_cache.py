@@ -2,6 +2,8 @@
 
 Every bundle is a directory named by its key's digest; its manifest's modification time says when it
 was last used. Bundles of several girih versions live side by side, since the version is in the key.
+What `girih compile` prepared for a machine that is not here ("KEY.prepared") lies among them: it
+takes room and is pruned like them, and is nothing that a start could find.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from girih.graph.bundle import MANIFEST, BundleKey, check_files, read_key, remove_bundle
+from girih.graph.bundle import MANIFEST, PREPARED, BundleKey, check_files, read_key, remove_bundle
 from girih.kernels.errors import BundleError
 
 ABANDONED_SECONDS = 3600.0
@@ -33,6 +35,7 @@ class CachedBundle:
         model: name of the model it was built for (a fine-tune may use it too).
         num_bytes: size on disk.
         built, used: seconds since the epoch.
+        is_prepared: graphs for another machine, without code.
     """
 
     path: Path
@@ -41,23 +44,31 @@ class CachedBundle:
     num_bytes: int
     built: float
     used: float
+    is_prepared: bool = False
 
     def entry(self, name: str) -> str:
         """A named entry of the key, "" when the bundle's version does not have it."""
         return dict(self.key.entries).get(name, "")
 
 
-def list_bundles(directory: Path) -> list[CachedBundle]:
-    """Every bundle whose key can be read, the one used last first."""
+def list_bundles(directory: Path, prepared: bool = False) -> list[CachedBundle]:
+    """Every bundle whose key can be read, the one used last first.
+
+    Args:
+        directory: the cache.
+        prepared: list what was prepared for other machines too.
+    """
     found = []
     for path in sorted(directory.glob("*")) if directory.is_dir() else []:
         key = None if path.name.startswith(".") else read_key(path)
-        manifest = path / MANIFEST
-        if key is None or not manifest.exists():
+        marks = [path / MANIFEST, *([path / PREPARED] if prepared else [])]
+        mark = next((m for m in marks if m.exists()), None)
+        if key is None or mark is None:
             continue
-        size = _size(path)
-        times = (path / "key.json").stat().st_mtime, manifest.stat().st_mtime
-        found.append(CachedBundle(path, key, _model(path), size, *times))
+        times = (path / "key.json").stat().st_mtime, mark.stat().st_mtime
+        is_prepared = mark.name == PREPARED
+        model = _model(path / (PREPARED if is_prepared else "program.json"))
+        found.append(CachedBundle(path, key, model, _size(path), *times, is_prepared))
     return sorted(found, key=lambda bundle: -bundle.used)
 
 
@@ -83,7 +94,7 @@ def prune(directory: Path, max_bytes: int, keep: Path | None = None) -> list[Cac
         The bundles that were removed.
     """
     remove_abandoned(directory)
-    bundles = list_bundles(directory)
+    bundles = list_bundles(directory, prepared=True)
     total = sum(b.num_bytes for b in bundles)
     removed = []
     for bundle in reversed(bundles):
@@ -143,9 +154,9 @@ def _fault(path: Path) -> str | None:
     return None
 
 
-def _model(path: Path) -> str:
+def _model(description: Path) -> str:
     try:
-        return str(json.loads((path / "program.json").read_text())["model"])
+        return str(json.loads(description.read_text())["model"])
     except (OSError, ValueError, KeyError, TypeError):
         return "?"
 

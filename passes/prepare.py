@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from girih.graph.bundle import BundleKey, tile_graph
+from girih.graph.bundle import PREPARED, BundleKey, tile_graph
 from girih.graph.partition import Program
 from girih.graph.progress import Progress, no_progress
 from girih.graph.spec import ModelSpec
@@ -23,8 +23,6 @@ from girih.kernels.target import Target
 from girih.passes.build import bundle_dir, bundle_key, lower_and_partition
 from girih.passes.options import OptConfig
 from girih.passes.runner import Lowered
-
-PREPARED = "prepared.json"
 
 
 def prepare(

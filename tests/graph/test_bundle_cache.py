@@ -1,5 +1,6 @@
 """The cache of bundles: listing, what made a miss, pruning by last use, rubbish, checksums."""
 
+import json
 import os
 import time
 
@@ -63,6 +64,25 @@ def test_pruning_removes_what_was_used_longest_ago(cache, kib, left):
     removed = prune(cache, kib * 1024)
     assert models(removed) == ["old", "middle", "new"][: 3 - left]
     assert models(list_bundles(cache)) == ["new", "middle", "old"][:left]
+
+
+def test_what_was_prepared_for_another_machine_is_pruned_like_the_others(cache):
+    path = cache / "abc.prepared"
+    (path / "tiles").mkdir(parents=True)
+    (path / "key.json").write_text(
+        json.dumps([["target.device", "cuda"], ["target.arch", "sm_90"]])
+    )
+    (path / "prepared.json").write_text(json.dumps({"model": "far"}))
+    (path / "tiles" / "t0.json").write_bytes(b"x" * 20_000)
+    os.utime(path / "prepared.json", (time.time() - 5 * 3600,) * 2)
+    assert models(list_bundles(cache)) == ["new", "middle", "old"]
+    everything = list_bundles(cache, prepared=True)
+    assert models(everything) == ["new", "middle", "old", "far"]
+    assert [b.is_prepared for b in everything] == [False, False, False, True]
+    assert nearest_bundle(cache, everything[-1].key).model != "far"
+    assert [fault for _, fault in verify(cache)] == [None] * 3
+    assert models(prune(cache, 80 * 1024)) == ["far"]
+    assert not path.exists()
 
 
 def test_pruning_keeps_what_it_is_told_and_what_is_being_built(cache):
