@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 import girih.kernels.ops  # registers girih::attention  # noqa: F401
+from girih.kernels.target import Target
 from girih.passes.pass_api import PassContext, Phase, insert_call, register_pass
 
 aten = torch.ops.aten
@@ -38,7 +39,7 @@ _MAYBE_IDENTITY = {
 }
 
 
-def _expects(graph: fx.Graph) -> str | None:
+def _expects(graph: fx.Graph, target: Target) -> str | None:
     asserts = any(n.target in _ASSERTS for n in graph.nodes)
     return "the graph holds assertions of the tracer" if asserts else None
 

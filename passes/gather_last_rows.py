@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from girih.graph.opaque import is_opaque
+from girih.kernels.target import Target
 from girih.passes.pass_api import PassContext, Phase, insert_call, refresh_values, register_pass
 
 aten = torch.ops.aten
@@ -15,7 +16,7 @@ aten = torch.ops.aten
 _SELECTORS = {aten.index_select.default, aten.index.Tensor}
 
 
-def _expects(graph: fx.Graph) -> str | None:
+def _expects(graph: fx.Graph, target: Target) -> str | None:
     selector = _find_selector(graph)
     if selector is None or is_opaque(selector.args[0]):
         return None

@@ -6,6 +6,7 @@ import torch
 from torch import fx
 
 from girih.graph.weight_plan import PLAIN, WeightEntry
+from girih.kernels.target import Target
 from girih.passes.pass_api import (
     PassContext,
     Phase,
@@ -18,7 +19,7 @@ from girih.passes.pass_api import (
 aten = torch.ops.aten
 
 
-def _expects(graph: fx.Graph) -> str | None:
+def _expects(graph: fx.Graph, target: Target) -> str | None:
     return "several linears read one tensor" if _sibling_groups(graph) else None
 
 

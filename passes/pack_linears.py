@@ -10,12 +10,15 @@ from torch import fx
 import girih.kernels.ops  # registers the packed ops  # noqa: F401
 from girih.graph.weight_plan import PACKED, PLAIN
 from girih.kernels.packing import packed_shape
+from girih.kernels.target import Target
 from girih.passes.pass_api import PassContext, Phase, insert_call, insert_weight, register_pass
 
 aten = torch.ops.aten
 
 
-def _expects(graph: fx.Graph) -> str | None:
+def _expects(graph: fx.Graph, target: Target) -> str | None:
+    if target.device != "cpu":
+        return None
     linears = graph.find_nodes(op="call_function", target=aten.linear.default)
     on_weights = any("weight" in n.args[1].meta for n in linears)
     return "there are linears on weights" if on_weights else None

@@ -1,6 +1,6 @@
 """What a pass is: a function over a graph, with its facts declared beside it.
 
-    @register_pass(phase=Phase.CANONICALIZE, expects=lambda graph: None)
+    @register_pass(phase=Phase.CANONICALIZE, expects=lambda graph, target: None)
     def drop_noise(graph: fx.Graph, ctx: PassContext) -> int: ...   # number of rewrites
 
 A pass works in place, reads nothing but its arguments, and returns how many rewrites it made (0
@@ -50,7 +50,7 @@ class PassContext:
 
 
 PassFn = Callable[[fx.Graph, PassContext], int]
-ExpectFn = Callable[[fx.Graph], str | None]
+ExpectFn = Callable[[fx.Graph, Target], str | None]
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Pass:
         name: also its switch, `opt.passes.NAME`.
         phase: part of the pipeline.
         run: the rewrite.
-        expects: why the pass ought to find something in a graph, or None where it need not. It
-            looks for less than the pass does, so that a pattern that broke is noticed.
+        expects: why the pass ought to find something in a graph for a target, or None where it
+            need not. It looks for less than the pass does, so that a pattern that broke is noticed.
         summary: first line of the docstring.
     """
 

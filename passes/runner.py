@@ -136,7 +136,7 @@ class _Run:
             nodes_after=len(self.graph.nodes),
             milliseconds=milliseconds,
             notes=tuple(self.context.notes),
-            missed=item.expects(self.graph) if rewrites == 0 else None,
+            missed=item.expects(self.graph, self.target) if rewrites == 0 else None,
         )
         self._refuse_missed(record)
         self.records.append(self._checked(record, before))

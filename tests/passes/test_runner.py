@@ -25,7 +25,7 @@ ALL = tuple(PIPELINE)
 def one_pass(monkeypatch):
     """Run a single function as the pass "canonicalize"."""
 
-    def run(function, expects=lambda graph: None, **options):
+    def run(function, expects=lambda graph, target: None, **options):
         fake = Pass("canonicalize", Phase.CANONICALIZE, function, expects, "")
         monkeypatch.setattr(runner, "pipeline", lambda: (fake,))
         opt = OptConfig(**options)
