@@ -1,7 +1,7 @@
 """What must hold of a traced graph, so that nothing compiles that would be silently wrong.
 
     1. attention and recurrences were captured, and nothing is written in place
-    2. no tensor has two dimensions that depend on the number of tokens
+    2. no value's size grows with the square of the number of tokens
     3. outside the captured ops, a token's row depends on that token only
 
 The third makes packing several sequences into one step right: only captured ops, which get the
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
@@ -35,8 +36,8 @@ def check_captured(graph: fx.Graph, architecture: str) -> None:
             raise TraceError(
                 f"{architecture} writes to a tensor in place ({_where(node)}): unsupported"
             )
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and num_token_dims(value) > 1 and node.users:
+        values = [v for v in _flat(node.meta.get("val")) if isinstance(v, torch.Tensor)]
+        if node.users and any(_token_power(value) > 1 for value in values):
             raise TraceError(
                 f"{architecture} computes a tokens x tokens tensor outside attention "
                 f"({_where(node)}): unsupported"
@@ -150,6 +151,21 @@ def writes(node: fx.Node) -> bool:
 def num_token_dims(value: torch.Tensor) -> int:
     """How many dimensions depend on the number of tokens."""
     return sum(1 for size in value.shape if isinstance(size, torch.SymInt))
+
+
+def _token_power(value: torch.Tensor) -> int:
+    """The power of the number of tokens that a tensor's size grows with, from its shape alone.
+
+    [T, T] grows with the second, as does what lies flat in one dimension, [T * T].
+    """
+    return sum(_degree(size) for size in value.shape if isinstance(size, torch.SymInt))
+
+
+def _degree(size: torch.SymInt) -> int:
+    try:
+        return int(sympy.total_degree(size.node.expr))
+    except sympy.PolynomialError:  # rounded, as in T // 4
+        return 1
 
 
 def _where(node: fx.Node) -> str:
