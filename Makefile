@@ -34,7 +34,8 @@ test: $(READY)
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m "slow or network or real_model" $(ARGS)
 
-# About 15 minutes on two cores; compiling all tiles takes hours.
+# About 15 minutes on two cores. Compiling all tiles takes hours: a run with ARCHS_COMPILE=1 goes on where the
+# one before it ended; ARCHS_SECONDS=N starts no further family after that time.
 archs: $(READY)
 	ARCHS_TABLE=graph/ARCHITECTURES.md $(BIN)/python -m pytest -q -m slow tests/graph/test_architectures.py $(ARGS)
 

@@ -35,7 +35,7 @@ from girih.serve.bench.config import (
     ReportConfig,
     SloConfig,
 )
-from girih.serve.config import BenchConfig, ExplainConfig, SamplingConfig, ServeConfig
+from girih.serve.config import BenchConfig, CheckConfig, ExplainConfig, SamplingConfig, ServeConfig
 from girih.serve.twin.config import SimulateConfig
 
 SECTIONS: dict[str, type] = {
@@ -50,6 +50,7 @@ SECTIONS: dict[str, type] = {
     "serve": ServeConfig,
     "bench": BenchConfig,
     "explain": ExplainConfig,
+    "check": CheckConfig,
     "dataset": DatasetConfig,
     "endpoint": EndpointConfig,
     "load": LoadConfig,
@@ -59,7 +60,9 @@ SECTIONS: dict[str, type] = {
 }
 """Every section of a configuration and the record it fills."""
 
-PLAIN_SECTIONS = ("compile", "explain", "endpoint", "load", "slo", "report", "simulate")
+PLAIN_SECTIONS = (
+    "compile", "explain", "check", "endpoint", "load", "slo", "report", "simulate",
+)  # fmt: skip
 GROUPS = tuple(name for name in SECTIONS if name not in PLAIN_SECTIONS)
 """Sections that are also Hydra groups with named options."""
 
@@ -183,6 +186,7 @@ VERBS: dict[str, VerbSchema] = {
     "simulate": VerbSchema(("simulate", "scheduler", "cache", "dataset", "load", "slo", "report")),
     "simulate fit": VerbSchema((), SimulateFitKeys),
     "explain": VerbSchema((*ENGINE_SECTIONS, "explain")),
+    "check": VerbSchema((*ENGINE_SECTIONS, "check")),
     "env": VerbSchema((), EnvKeys),
     "completion": VerbSchema(()),
     "passes list": VerbSchema(("opt",)),

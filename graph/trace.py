@@ -175,7 +175,7 @@ def build_on_meta(spec: ModelSpec) -> torch.nn.Module:
     capture.register()
     try:
         config = AutoConfig.from_pretrained(spec.files.path, local_files_only=True)
-        auto = _auto_class(spec)
+        auto = auto_class(spec)
         with torch.device("meta"), attention_classes(auto, config), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = auto.from_config(
@@ -195,7 +195,7 @@ def build_on_meta(spec: ModelSpec) -> torch.nn.Module:
     return result
 
 
-def _auto_class(spec: ModelSpec) -> Any:
+def auto_class(spec: ModelSpec) -> Any:
     """The class of transformers that builds a model: with a head for its task, or without one."""
     from transformers import (
         AutoModel,

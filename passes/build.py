@@ -76,7 +76,7 @@ def bundle_key(spec: ModelSpec, opt: OptConfig, target: Target) -> BundleKey:
         ("torch", torch.__version__),
         ("transformers", importlib.metadata.version("transformers")),
         ("girih.kernels", source_digest()[:16]),
-        ("girih.compiler", _compiler_digest()),
+        ("girih.compiler", compiler_digest()),
     ]
     return BundleKey(tuple(entries))
 
@@ -362,7 +362,7 @@ _DECIDING = (
 )
 
 
-def _compiler_digest() -> str:
+def compiler_digest() -> str:
     """Hash of the sources that decide what is compiled: a changed pass makes old bundles miss."""
     paths = [_ROOT / name for name in _DECIDING] + sorted((_ROOT / "passes").glob("*.py"))
     digest = hashlib.sha256()

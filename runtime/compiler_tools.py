@@ -36,13 +36,13 @@ def lower_source(
         progress: observer.
     """
     source = read_graph(dump) if dump else _traced(config, progress)
-    return lower(source, config.opt, _target(config))
+    return lower(source, config.opt, target_of(config))
 
 
 def key_of(config: EngineConfig, progress: Progress = no_progress) -> BundleKey:
     """The key of the bundle that a configuration needs; traces nothing."""
     spec = model_spec(config.model, progress)
-    return bundle_key(spec, config.opt, _target(config))
+    return bundle_key(spec, config.opt, target_of(config))
 
 
 def write_page(config: EngineConfig, path: Path, progress: Progress = no_progress) -> None:
@@ -51,7 +51,7 @@ def write_page(config: EngineConfig, path: Path, progress: Progress = no_progres
     Raises:
         ConfigError: the file cannot be written.
     """
-    spec, target = model_spec(config.model, progress), _target(config)
+    spec, target = model_spec(config.model, progress), target_of(config)
     traced = trace(spec, progress)
     with tempfile.TemporaryDirectory(prefix="girih-page-") as directory:
         opt = dataclasses.replace(config.opt, dump=directory)
@@ -108,7 +108,7 @@ def _costs(
 def named_texts(configs: list[EngineConfig], progress: Progress = no_progress) -> list[str]:
     """The lowered graph of one model under several switches, by node name."""
     source = _traced(configs[0], progress)
-    results = [lower(source, config.opt, _target(config)) for config in configs]
+    results = [lower(source, config.opt, target_of(config)) for config in configs]
     return [_named(r.source, r) for r in results]
 
 
@@ -125,6 +125,7 @@ def _traced(config: EngineConfig, progress: Progress) -> Graphed:
     return trace(model_spec(config.model, progress), progress)
 
 
-def _target(config: EngineConfig) -> Target:
+def target_of(config: EngineConfig) -> Target:
+    """What a configuration compiles for."""
     wanted = config.target
     return resolve_target(wanted.device, wanted.isa, wanted.threads, wanted.arch)

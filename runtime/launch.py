@@ -356,7 +356,7 @@ class _Start:
         )
 
     def _loaded(self, bundle: Bundle) -> _Compiled:
-        tiles = self.report.timed("load tiles", lambda: _load_tiles(bundle))
+        tiles = self.report.timed("load tiles", lambda: bundle_tiles(bundle))
         return _Compiled(
             bundle.layout, tiles, bundle.weights, bundle.constants, bundle.key.digest, None, bundle
         )
@@ -439,7 +439,7 @@ class _Start:
         self, executable: Executable, bundle: Bundle, weights: dict[str, torch.Tensor]
     ) -> str:
         """The canary of a bundle while `executable` serves, with KV blocks of its own."""
-        beside = executable_for_canary(executable, bundle, weights, _load_tiles(bundle), None)
+        beside = executable_for_canary(executable, bundle, weights, bundle_tiles(bundle), None)
         return check_canary(beside, bundle, weights, self.spec.vocab_size)
 
     def resident(self, executable: Executable, compiled: _Compiled) -> Resident:
@@ -453,7 +453,7 @@ class _Start:
 
         def load_tiles() -> dict[str, TileFn]:
             source = bundle()
-            return dict(pieces) if source is None else _load_tiles(source)
+            return dict(pieces) if source is None else bundle_tiles(source)
 
         def check(weights: dict[str, torch.Tensor]) -> str:
             source = bundle()
@@ -599,6 +599,7 @@ def _take_in_between_steps(executable: Executable, build: ServingBuild) -> None:
     executable.before_step = before_step
 
 
-def _load_tiles(bundle: Bundle) -> dict[str, TileFn]:
+def bundle_tiles(bundle: Bundle) -> dict[str, TileFn]:
+    """The compiled tiles of a bundle by key, its kernel library loaded first."""
     load_library(bundle.library)
     return {key: load_tile(bundle.package(key)) for key in bundle.layout.tile_counts}

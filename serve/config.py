@@ -178,6 +178,17 @@ class ExplainConfig:
 
 
 @dataclass(frozen=True)
+class CheckConfig:
+    """What `girih check` compares.
+
+    Attributes:
+        layers: how many of the model's layers; null takes all.
+    """
+
+    layers: int | None = None
+
+
+@dataclass(frozen=True)
 class BenchConfig:
     """One offline measurement.
 

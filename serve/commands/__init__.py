@@ -137,6 +137,11 @@ VERBS = {
             ("girih explain model=smollm2 opt=O2", "girih explain explain.html=page.html"),
         ),
         Verb(
+            "check",
+            "compare the compiled program with transformers on random weights",
+            ("girih check model=smollm2 check.layers=4", "girih check model=DIR opt=O0"),
+        ),
+        Verb(
             "passes list",
             "the compiler passes in order, and the levels that run them",
             ("girih passes list opt=O1",),

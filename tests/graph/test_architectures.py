@@ -1,16 +1,19 @@
 """Every family of transformers: compiled programs against its eager float32 models.
 
-The fast subset runs with the suite. `make archs` runs all of them and writes the table
-(`graph/ARCHITECTURES.md`); with ARCHS_COMPILE=1 tiles are compiled instead of run eagerly.
+The fast subset runs with the suite. `make archs` runs all of them and writes what it finds into the
+table (`graph/ARCHITECTURES.md`), each row as soon as it is there. With ARCHS_COMPILE=1 tiles are
+compiled instead of run eagerly: hours for all families, so packages and results are kept in
+ARCHS_CACHE, and a run goes on where the one before it ended.
 """
 
 import os
+import time
 from pathlib import Path
 
 import pytest
-from support_agreement import check_family, compiled_tiles, eager_tiles
+from support_agreement import SharedTiles, check_family, eager_tiles
 from support_architectures import REFUSED, families
-from support_table import write_table
+from support_table import Results, update_table
 
 FAST = {
     "llama": "dense",
@@ -25,6 +28,10 @@ FAST = {
     "bert": "encoder",
 }
 COMPILE = bool(os.environ.get("ARCHS_COMPILE"))
+TABLE = os.environ.get("ARCHS_TABLE")
+# Seconds after which no further family is started; 0: no limit.
+SECONDS = float(os.environ.get("ARCHS_SECONDS", "0"))
+STARTED = time.monotonic()
 ALL = {family.name: family for family in families()}
 
 
@@ -35,22 +42,33 @@ def test_fast_subset_agrees(name, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def rows():
-    found = []
-    yield found
-    target = os.environ.get("ARCHS_TABLE")
-    if target:
-        write_table(found, Path(target), COMPILE)
+def make_tiles():
+    if not COMPILE:
+        yield eager_tiles
+        return
+    tiles = SharedTiles(Results.directory() / "tiles")
+    yield tiles
+    tiles.close()
+
+
+@pytest.fixture(scope="module")
+def results():
+    return Results(COMPILE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
-def test_every_family_agrees_or_is_refused(name, tmp_path, rows):
+def test_every_family_agrees_or_is_refused(name, tmp_path, make_tiles, results):
     if name in REFUSED and REFUSED[name].startswith("not built"):
         pytest.skip(REFUSED[name])
-    make_tiles = compiled_tiles(tmp_path / "tiles") if COMPILE else eager_tiles
-    row = check_family(ALL[name], tmp_path / "model", make_tiles)
-    rows.append(row)
+    if SECONDS and time.monotonic() - STARTED > SECONDS:
+        pytest.skip(f"left for the next run (ARCHS_SECONDS={SECONDS:g})")
+    row = results.find(name)
+    if row is None:
+        row = check_family(ALL[name], tmp_path, make_tiles)
+        results.add(row)
+    if TABLE:
+        update_table(row, Path(TABLE), COMPILE)
     if name in REFUSED:
         assert row.result.startswith("refused: "), row
         assert REFUSED[name] in row.result

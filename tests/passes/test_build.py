@@ -60,13 +60,13 @@ def test_the_digest_of_the_compiler_covers_every_deciding_file(monkeypatch, tmp_
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes((build._ROOT / name).read_bytes())
-    unchanged = build._compiler_digest()
+    unchanged = build.compiler_digest()
     monkeypatch.setattr(build, "_ROOT", root)
-    assert build._compiler_digest() == unchanged
+    assert build.compiler_digest() == unchanged
     for name in names:
         content = (root / name).read_bytes()
         (root / name).write_bytes(content + b"\n# more\n")
-        assert build._compiler_digest() != unchanged, name
+        assert build.compiler_digest() != unchanged, name
         (root / name).write_bytes(content)
 
 

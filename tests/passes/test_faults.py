@@ -115,7 +115,7 @@ def test_a_cache_that_became_read_only_serves_what_it_has(quick, monkeypatch):
 
 def test_two_versions_of_girih_share_a_cache(quick, monkeypatch):
     def version(name):
-        monkeypatch.setattr(build, "_compiler_digest", lambda: name)
+        monkeypatch.setattr(build, "compiler_digest", lambda: name)
         return find_or_build()
 
     mine, _ = version("one")
@@ -128,7 +128,7 @@ def test_two_versions_of_girih_share_a_cache(quick, monkeypatch):
 
 def test_a_full_cache_drops_what_was_used_longest_ago(quick, monkeypatch):
     first, _ = find_or_build()
-    monkeypatch.setattr(build, "_compiler_digest", lambda: "another version")
+    monkeypatch.setattr(build, "compiler_digest", lambda: "another version")
     second, _ = find_or_build(cache_bytes=1)
     assert left_in(quick) == [second.path]
     assert not first.path.exists()

@@ -1,39 +1,40 @@
-"""Whether a family compiles to what transformers computes: packed prefill, chunks, decode."""
+"""Whether a family compiles to what transformers computes (`girih.runtime.agreement`), as a row."""
 
 from __future__ import annotations
 
-import functools
+import hashlib
+import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
-from support_architectures import Family, random_model
+from support_architectures import Family, auto_of, tiny_config
 from support_models import opt_o2
 
+from girih.graph import inductor
 from girih.graph.checkpoint import open_checkpoint
-from girih.graph.executable import Executable, StepInputs
-from girih.graph.inductor import TileFn, compile_tile, eager_tile, load_tile
-from girih.graph.partition import Program
+from girih.graph.compile_pool import CompilePool
+from girih.graph.executable import Executable
+from girih.graph.inductor import TileFn, eager_tile, inductor_options, load_tile
+from girih.graph.partition import Program, Tile
 from girih.graph.spec import load_spec
+from girih.graph.tile_file import write_tile
 from girih.graph.trace import trace
 from girih.graph.weights import load_weights
 from girih.kernels.errors import GirihError
-from girih.kernels.library import build_library, load_library
+from girih.kernels.library import build_library, load_library, source_digest
 from girih.kernels.target import Target, detect_isa
 from girih.passes.build import lower_and_partition
+from girih.runtime.agreement import bind, compare
+from girih.runtime.check_model import random_model, save_random
 
-BLOCK = 16
-LENGTHS = (21, 9, 30)
-NEW_TOKENS = 16
-TOLERANCE = 2e-4
+VOCAB = 120  # below the tables' 128: some families keep special tokens at the end
 
 
 @dataclass
-class Agreement:
+class Row:
     """One row of the table."""
 
     name: str
@@ -42,8 +43,6 @@ class Agreement:
     tiles: int = 0
     rewrites: dict[str, int] = field(default_factory=dict)
     max_error: float = float("nan")
-    spread: float = float("nan")
-    same_tokens: bool = False
     seconds: float = 0.0
 
     @property
@@ -59,40 +58,84 @@ def eager_tiles(program: Program, target: Target) -> dict[str, TileFn]:
     return {key: eager_tile(tile.graph) for key, tile in program.tiles.items()}
 
 
-def compiled_tiles(directory: Path) -> MakeTiles:
-    """Every tile compiled for this machine, in `directory`."""
+class SharedTiles:
+    """Every tile compiled for this machine, once for all families that have it.
 
-    def make(program: Program, target: Target) -> dict[str, TileFn]:
-        directory.mkdir(parents=True)
-        load_library(build_library(target.isa, directory / "kernels.so"))
-        for key, tile in program.tiles.items():
-            compile_tile(tile.graph, directory / f"{key}.pt2", target)
-        return {key: load_tile(directory / f"{key}.pt2") for key in program.tiles}
+    Packages are kept by what makes them: the tile's key, Inductor's options, and the files that
+    drive it. The compile processes are started once.
 
-    return make
+    Args:
+        directory: where packages are kept, from one run to the next.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._target = Target("cpu", detect_isa(), 2, "g++")
+        facts = f"{torch.__version__} {sorted(inductor_options(self._target).items())}"
+        source = Path(inductor.__file__).read_bytes()
+        mark = hashlib.sha256(facts.encode() + source).hexdigest()[:16]
+        self.directory = directory / mark
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._pool: CompilePool | None = None
+        self.compiled = 0
+        library = self.directory / f"kernels-{source_digest()[:16]}.so"
+        if not library.exists():
+            build_library(self._target.isa, library)
+        load_library(library)
+
+    def __call__(self, program: Program, target: Target) -> dict[str, TileFn]:
+        missing = {k: t for k, t in program.tiles.items() if not self._package(k).exists()}
+        if missing:
+            self._compile(missing)
+        return {key: load_tile(self._package(key)) for key in program.tiles}
+
+    def close(self) -> None:
+        """End the compile processes."""
+        if self._pool is not None:
+            self._pool.__exit__(None, None, None)
+            self._pool = None
+
+    def _package(self, key: str) -> Path:
+        return self.directory / f"{key}.pt2"
+
+    def _compile(self, tiles: dict[str, Tile]) -> None:
+        if self._pool is None:
+            self._pool = CompilePool(2).__enter__()
+        with tempfile.TemporaryDirectory(dir=self.directory) as scratch:
+            jobs = []
+            for key, tile in tiles.items():
+                write_tile(tile.graph, Path(scratch) / f"{key}.json")
+                jobs.append((Path(scratch) / f"{key}.json", Path(scratch) / f"{key}.pt2"))
+            try:
+                self._pool.compile(jobs, self._target, self._keep)
+            except BaseException:
+                self.close()  # a pool ends with its first failure
+                raise
+
+    def _keep(self, package: Path, seconds: float) -> None:
+        package.rename(self._package(package.stem))
+        self.compiled += 1
 
 
-def check_family(family: Family, directory: Path, make_tiles: MakeTiles = eager_tiles) -> Agreement:
+def check_family(family: Family, directory: Path, make_tiles: MakeTiles = eager_tiles) -> Row:
     """Build a tiny model, run it through girih at O2, compare with transformers' eager float32."""
     started = time.perf_counter()
-    row = Agreement(family.name)
+    row = Row(family.name)
     try:
-        model = random_model(family)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model.save_pretrained(directory)
+        model = random_model(auto_of(family), tiny_config(family))
+        save_random(model, directory)
         program = _program(directory, row)
         executable = _bind(program, directory, make_tiles)
-        _compare(family, model, executable, row)
+        found = compare(model, executable, VOCAB, encodes=family.kind == "encoder")
+        row.result, row.max_error = found.result, found.max_error
     except GirihError as refusal:
         row.result = f"refused: {refusal}"
     row.seconds = time.perf_counter() - started
     return row
 
 
-def _program(directory: Path, row: Agreement) -> Program:
+def _program(directory: Path, row: Row) -> Program:
     target = Target("cpu", detect_isa(), 2, "g++")
-    traced = trace(load_spec(str(directory)))
+    traced = trace(load_spec(str(directory), task="generate"))
     lowered, program = lower_and_partition(traced, opt_o2(), target)
     row.pieces, row.tiles = program.num_pieces, len(program.tiles)
     row.rewrites = {r.name: r.rewrites for r in lowered.records}
@@ -101,116 +144,6 @@ def _program(directory: Path, row: Agreement) -> Program:
 
 def _bind(program: Program, directory: Path, make_tiles: MakeTiles) -> Executable:
     target = Target("cpu", detect_isa(), 2, "g++")
-    with open_checkpoint(load_spec(str(directory)).files) as checkpoint:
+    with open_checkpoint(load_spec(str(directory), task="generate").files) as checkpoint:
         weights = load_weights(program.weights, checkpoint, program.constants, target.isa)
-    tiles = make_tiles(program, target)
-    return Executable(
-        program.layout, tiles, weights, 24, BLOCK, torch.float32, num_state_slots=len(LENGTHS) + 1
-    )
-
-
-class _Sequence:
-    def __init__(self, number: int, tokens: list[int]) -> None:
-        blocks = -(-(len(tokens) + NEW_TOKENS) // BLOCK)
-        self.tokens, self.computed = tokens, 0
-        self.blocks = [1 + number + len(LENGTHS) * i for i in range(blocks)]
-        self.slot = len(LENGTHS) - number
-        self.logits: list[torch.Tensor] = []
-
-
-def _compare(
-    family: Family, model: torch.nn.Module, executable: Executable, row: Agreement
-) -> None:
-    generator = torch.Generator().manual_seed(7)
-    vocab = 120
-    sequences = [
-        _Sequence(n, torch.randint(3, vocab, (length,), generator=generator).tolist())
-        for n, length in enumerate(LENGTHS)
-    ]
-    if family.kind == "encoder":
-        _encode(executable, sequences)
-    else:
-        _generate(executable, sequences)
-    expected = [_reference(family, model, s) for s in sequences]
-    found = [torch.stack(s.logits) for s in sequences]
-    row.max_error = max(float((a - b).abs().max()) for a, b in zip(expected, found, strict=True))
-    row.spread = max(float(e.std(0).mean()) for e in expected)
-    row.same_tokens = family.kind == "encoder" or all(
-        _same_choice(e, f) for e, f in zip(expected, found, strict=True)
-    )
-    scale = max(1.0, max(float(e.abs().max()) for e in expected))
-    if not row.max_error <= TOLERANCE * scale:
-        row.result = f"wrong: logits differ by {row.max_error:.1e} of {scale:.1f}"
-    elif not row.same_tokens:
-        row.result = "wrong: other tokens"
-    elif row.spread < 1e-2:
-        row.result = "unproven: logits hardly depend on the input"
-    else:
-        row.result = "agrees"
-
-
-def _same_choice(expected: torch.Tensor, found: torch.Tensor) -> bool:
-    """Whether the tokens chosen are transformers' choices too, near-ties aside."""
-    chosen = found.argmax(-1, keepdim=True)
-    gap = expected.max(-1).values - expected.gather(-1, chosen)[:, 0]
-    return bool((gap <= TOLERANCE * max(1.0, float(expected.abs().max()))).all())
-
-
-def _encode(executable: Executable, sequences: list[_Sequence]) -> None:
-    lengths = [len(s.tokens) for s in sequences]
-    rows = executable.run(_inputs(sequences, lengths, list(range(sum(lengths)))))
-    for sequence, part in zip(sequences, rows.split(lengths), strict=True):
-        sequence.logits = list(part)
-
-
-def _generate(executable: Executable, sequences: list[_Sequence]) -> None:
-    """Prefill in two packed steps of uneven chunks, then decode together."""
-    executable.run(_inputs(sequences, [9, 4, 13], []))
-    rest = [len(s.tokens) - s.computed for s in sequences]
-    for _ in range(NEW_TOKENS):
-        ends = torch.tensor(rest).cumsum(0) - 1
-        rows = executable.run(_inputs(sequences, rest, ends.tolist()))
-        for sequence, logits in zip(sequences, rows, strict=True):
-            sequence.logits.append(logits)
-            sequence.tokens.append(int(logits.argmax()))
-        rest = [1] * len(sequences)
-
-
-def _inputs(sequences: list[_Sequence], counts: list[int], wanted: list[int]) -> StepInputs:
-    ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    starts, lengths = [0], []
-    for sequence, count in zip(sequences, counts, strict=True):
-        span = range(sequence.computed, sequence.computed + count)
-        ids += [sequence.tokens[p] for p in span]
-        positions += span
-        slots += [sequence.blocks[p // BLOCK] * BLOCK + p % BLOCK for p in span]
-        starts.append(len(ids))
-        lengths.append(span.stop)
-        sequence.computed = span.stop
-    width = max(len(s.blocks) for s in sequences)
-    int32 = functools.partial(torch.tensor, dtype=torch.int32)
-    return StepInputs(
-        ids=torch.tensor(ids),
-        positions=torch.tensor(positions),
-        logits_index=torch.tensor(wanted, dtype=torch.int64),
-        query_start=int32(starts),
-        seq_lens=int32(lengths),
-        block_table=int32([s.blocks + [0] * (width - len(s.blocks)) for s in sequences]),
-        slot_mapping=torch.tensor(slots),
-        state_slots=int32([s.slot for s in sequences]),
-    )
-
-
-def _reference(family: Family, model: Any, sequence: _Sequence) -> torch.Tensor:
-    """What transformers computes for one sequence on its own, without any cache."""
-    ids = torch.tensor([sequence.tokens])
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if family.kind == "encoder":
-            rows: torch.Tensor = model(ids)[0][0]
-            return rows
-        logits: torch.Tensor = model(ids, use_cache=False).logits[0]
-    first = len(sequence.tokens) - NEW_TOKENS
-    return logits[first - 1 : -1]
+    return bind(program.layout, make_tiles(program, target), weights)

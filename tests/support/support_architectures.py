@@ -10,8 +10,6 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 # Settings by every name that families give them; a family takes the ones its configuration knows.
 SHARED: dict[str, Any] = {
     "vocab_size": 128, "vocab_size_per_layer_input": 128,
@@ -78,32 +76,11 @@ def tiny_config(family: Family) -> Any:
         return kind(**{key: value for key, value in chosen.items() if value is not OMIT})
 
 
-def random_model(family: Family, seed: int = 0) -> torch.nn.Module:
-    """The tiny model in float32 with weights that let every position matter."""
+def auto_of(family: Family) -> Any:
+    """transformers' class that builds a family's model."""
     from transformers import AutoModel, AutoModelForCausalLM
 
-    auto = AutoModel if family.kind == "encoder" else AutoModelForCausalLM
-    torch.manual_seed(seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = auto.from_config(
-            tiny_config(family), dtype=torch.float32, attn_implementation="eager"
-        )
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            _spread(name, parameter)
-    model.tie_weights()
-    result: torch.nn.Module = model.eval()
-    return result
-
-
-def _spread(name: str, parameter: torch.Tensor) -> None:
-    if parameter.ndim < 2:
-        parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    elif "embed" in name or "wte" in name:
-        parameter.normal_()
-    else:
-        parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5)
+    return AutoModel if family.kind == "encoder" else AutoModelForCausalLM
 
 
 class _Omit:

@@ -1,50 +1,70 @@
-"""Writes `graph/ARCHITECTURES.md` from the rows of a run over all families."""
+"""Keeps what runs over all families found, and writes it into `graph/ARCHITECTURES.md`."""
 
 from __future__ import annotations
 
-import importlib.metadata
+import json
+import os
+from dataclasses import asdict
 from pathlib import Path
 
-from support_agreement import Agreement
-from support_architectures import REFUSED
+from support_agreement import Row
 
-_HEAD = """# Architectures
+from girih.graph.cache_dir import cache_dir
+from girih.kernels.library import source_digest
+from girih.passes.build import compiler_digest
+from girih.passes.pipeline import PIPELINE
 
-Tiny random models of every text decoder and encoder family of transformers {version}, written to a
-checkpoint, traced, lowered at O2, split into tiles and run by the executable with paged KV and
-state memory: three sequences packed into one step, prefilled in two uneven chunks, then 16 greedy
-tokens decoded together. Logits of every step and the tokens are compared with transformers' eager
-float32 model on each whole sequence alone. Encoders: hidden states of three packed sequences.
-Written by `make archs` ({mode}); {agree} of {total} agree.
-
-"error" is the largest difference of any logit; "pieces/tiles": tile calls per step and distinct
-tiles; the columns behind are rewrites per pass.
-
-"""
+COLUMNS = ("family", "pieces/tiles", "error", "compiled", "result", *PIPELINE)
 
 
-def write_table(rows: list[Agreement], path: Path, compiled: bool) -> None:
-    """Write the table, or only print how many agree when a run was partial."""
-    passes = list(dict.fromkeys(name for row in rows for name in row.rewrites))
-    agree = sum(row.agrees for row in rows)
-    mode = "compiled tiles" if compiled else "eager tiles"
-    version = importlib.metadata.version("transformers")
-    total = len(rows) + sum(reason.startswith("not built") for reason in REFUSED.values())
-    lines = [
-        _HEAD.format(version=version, mode=mode, agree=agree, total=total).rstrip(),
-        "",
-        "| family | pieces/tiles | error | result | " + " | ".join(passes) + " |",
-        "|---|---|---|---|" + "---|" * len(passes),
-    ]
-    lines += [_line(row, passes) for row in sorted(rows, key=lambda r: r.name)]
-    for name, reason in REFUSED.items():
-        if reason.startswith("not built"):
-            lines.append(f"| {name} | | | {reason} |" + " |" * len(passes))
-    path.write_text("\n".join(lines) + "\n")
+class Results:
+    """Rows of earlier runs that the same compiler would give again.
+
+    Only runs with compiled tiles are kept; eager ones take seconds.
+    """
+
+    def __init__(self, compiled: bool) -> None:
+        self._mark = f"{compiler_digest()} {source_digest()[:16]}"
+        self._path = self.directory() / "rows.jsonl" if compiled else None
+        self._known: dict[str, Row] = {}
+        if self._path is not None and self._path.exists():
+            for line in self._path.read_text().splitlines():
+                entry = json.loads(line)
+                if entry["mark"] == self._mark:
+                    self._known[entry["row"]["name"]] = Row(**entry["row"])
+
+    @staticmethod
+    def directory() -> Path:
+        """Where packages and rows are kept."""
+        path = Path(os.environ.get("ARCHS_CACHE") or cache_dir() / "archs")
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def find(self, name: str) -> Row | None:
+        """The row of a family, when it is known."""
+        return self._known.get(name)
+
+    def add(self, row: Row) -> None:
+        """Keep a row."""
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps({"mark": self._mark, "row": asdict(row)}) + "\n")
 
 
-def _line(row: Agreement, passes: list[str]) -> str:
-    counts = " | ".join(str(row.rewrites.get(name, "")) for name in passes)
+def update_table(row: Row, path: Path, compiled: bool) -> None:
+    """Write one row into the table, in place of the family's old one."""
+    lines = path.read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("| family |"))
+    head, body = lines[: first + 2], [line for line in lines[first + 2 :] if line.strip()]
+    rows = {line.split("|")[1].strip(): line for line in body}
+    rows[row.name] = _line(row, compiled)
+    path.write_text("\n".join([*head, *(rows[name] for name in sorted(rows))]) + "\n")
+
+
+def _line(row: Row, compiled: bool) -> str:
     size = f"{row.pieces}/{row.tiles}" if row.tiles else ""
     error = f"{row.max_error:.0e}" if row.agrees else ""
-    return f"| {row.name} | {size} | {error} | {row.result.replace('|', '/')} | {counts} |"
+    done = ("yes" if compiled else "no") if row.agrees else ""
+    counts = [str(row.rewrites.get(name, "")) for name in PIPELINE]
+    cells = [row.name, size, error, done, row.result.replace("|", "/"), *counts]
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,96 @@
+"""Adaptations: each is of a class that is there, put back afterwards, and needed."""
+
+import importlib
+import pkgutil
+
+import pytest
+import torch
+from support_agreement import check_family
+from support_architectures import auto_of, families, tiny_config
+
+from girih.graph.adaptations import Adaptations
+from girih.graph.adapted_classes import METHODS
+
+# The family whose model holds each adapted class.
+FAMILY = {
+    "GPTNeoSelfAttention": "gpt_neo",
+    "GPTNeoXJapaneseAttention": "gpt_neox_japanese",
+    "Attention": "openai-gpt",
+    "XGLMSinusoidalPositionalEmbedding": "xglm",
+    "XGLMAttention": "xglm",
+    "TrOCRAttention": "trocr",
+    "FalconAttention": "falcon",
+    "BloomAttention": "bloom",
+    "MptAttention": "mpt",
+    "MiniMaxLightningAttention": "minimax",
+    "RecurrentGemmaRecurrentBlock": "recurrent_gemma",
+    "RecurrentGemmaRglru": "recurrent_gemma",
+    "RwkvSelfAttention": "rwkv",
+    "RwkvFeedForward": "rwkv",
+    "xLSTMBackend": "xlstm",
+    "ZayaCCAProjection": "zaya",
+    "DeepseekV32Indexer": "deepseek_v32",
+    "GlmMoeDsaIndexer": "glm_moe_dsa",
+    "AXK2Indexer": "axk2",
+    "HYV4Indexer": "hy_v4",
+    "Dots3NoteTextIndexer": "dots3_note_text",
+    "DbrxExperts": "dbrx",
+    "LongcatFlashExperts": "longcat_flash",
+    "JetMoeTopKGating": "jetmoe",
+    "JetMoeParallelExperts": "jetmoe",
+    "JetMoeMoE": "jetmoe",
+    "JetMoeMoA": "jetmoe",
+}
+FAMILIES = {family.name: family for family in families()}
+
+
+def tiny(family):
+    """The family's model on the meta device."""
+    with torch.device("meta"):
+        return auto_of(family).from_config(tiny_config(family), attn_implementation="eager")
+
+
+def test_every_adaptation_has_a_family():
+    assert set(FAMILY) == set(METHODS)
+    assert set(FAMILY.values()) <= set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", ["FalconAttention", "RwkvFeedForward", "JetMoeMoA"])
+def test_methods_are_replaced_inside_and_put_back(name):
+    model = tiny(FAMILIES[FAMILY[name]])
+    owner = next(type(m) for m in model.modules() if type(m).__name__ == name)
+    before = {method: owner.__dict__[method] for method in METHODS[name]}
+    with Adaptations(model) as adaptations:
+        assert name in adaptations.applied
+        assert all(owner.__dict__[m] is replacement for m, replacement in METHODS[name].items())
+    assert {method: owner.__dict__[method] for method in METHODS[name]} == before
+
+
+def test_a_class_of_another_name_is_left_alone():
+    assert Adaptations(tiny(FAMILIES["llama"])).applied == []
+
+
+def test_every_adapted_method_is_one_of_a_class_of_transformers():
+    """A class that transformers renames would otherwise silently lose its adaptation."""
+    import transformers.models
+
+    missing = dict(METHODS)
+    for name, methods in METHODS.items():
+        folder = {"openai-gpt": "openai", "dots3_note_text": "dots3_note"}
+        family = folder.get(FAMILY[name], FAMILY[name])
+        path = f"transformers.models.{family}.modeling_{family}"
+        if name in vars(importlib.import_module(path)):
+            owner = vars(importlib.import_module(path))[name]
+            assert set(methods) <= set(owner.__dict__), name
+            del missing[name]
+    assert not missing, [m.name for m in pkgutil.iter_modules(transformers.models.__path__)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_family_does_not_agree_without_its_adaptation(name, monkeypatch, tmp_path):
+    family = FAMILIES[FAMILY[name]]
+    assert check_family(family, tmp_path / "with").agrees
+    monkeypatch.delitem(METHODS, name)
+    row = check_family(family, tmp_path / "without")
+    assert not row.agrees, f"{name} is not needed"
