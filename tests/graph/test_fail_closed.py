@@ -35,7 +35,10 @@ def graph_of(function):
         (lambda x, w: (x @ x.t()) @ x, "tokens x tokens tensor"),
         (lambda x, w: torch.relu(x[:, None] - x[None]).amax(1), "tokens x tokens tensor"),
         (lambda x, w: x.repeat(x.shape[0], 1)[: x.shape[0]], "tokens x tokens tensor"),
-        (lambda x, w: torch.outer(x[:, 0], x[:, 1]).topk(2, 1)[0], "tokens x tokens tensor"),
+        (
+            lambda x, w: torch.outer(x[:, 0], x[:, 1]).topk(2, 1)[0].repeat(1, 4),
+            "tokens x tokens tensor",
+        ),
     ],
 )
 def test_operations_across_tokens_are_refused(function, reason):

@@ -33,7 +33,7 @@ def wrong(monkeypatch):
     """Run a function as the pass "canonicalize" over a tiny Llama, with the proof."""
 
     def run(function, dtype="float32"):
-        fake = Pass("canonicalize", Phase.CANONICALIZE, function, lambda graph: None, "")
+        fake = Pass("canonicalize", Phase.CANONICALIZE, function, lambda graph, target: None, "")
         monkeypatch.setattr(runner, "pipeline", lambda: (fake,))
         opt = OptConfig(verify=True)
         opt.passes.canonicalize.enabled = True

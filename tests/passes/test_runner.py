@@ -101,7 +101,7 @@ def test_a_pass_that_finds_nothing_where_it_ought_to(one_pass, strict):
         return 0
 
     def run():
-        return one_pass(declines, lambda graph: "it should", strict=strict)
+        return one_pass(declines, lambda graph, target: "it should", strict=strict)
 
     if strict:
         with pytest.raises(PassError, match=r"nothing although it should\n  refused .*reason"):
