@@ -2,13 +2,13 @@
 //
 // Everything is written with the compiler's vector extensions, so the same source is AVX2 code
 // (8 lanes), AVX-512 code (16 lanes), or 16-lane code lowered to whatever the machine has.
-// Intrinsics appear only for float16, which the extensions cannot convert well.
+// Intrinsics appear only for float16 and int8, which the extensions cannot convert well.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#if defined(__F16C__)
+#if defined(__F16C__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -74,8 +74,18 @@ GIRIH_INLINE vf load(const f16* p) {
 }
 
 GIRIH_INLINE vf load(const int8_t* p) {
-  typedef int8_t vb __attribute__((vector_size(kLanes)));
-  return __builtin_convertvector(__builtin_convertvector(load_raw<vb>(p), vi), vf);
+  vi wide;
+#if defined(__AVX512F__) && GIRIH_LANES == 16
+  wide = (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__AVX2__)
+  for (int i = 0; i < kLanes / 8; ++i) {
+    __m256i part = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8 * i)));
+    std::memcpy((char*)&wide + 32 * i, &part, 32);
+  }
+#else
+  for (int i = 0; i < kLanes; ++i) wide[i] = p[i];
+#endif
+  return __builtin_convertvector(wide, vf);
 }
 
 // Loads kLanes neighbouring pairs: even[i] = p[2i], odd[i] = p[2i + 1].
