@@ -9,14 +9,16 @@ it, it is never handed out. Knows nothing of requests; no torch.
 
 from __future__ import annotations
 
-import hashlib
 import struct
+import sys
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
 
 from girih.kernels.errors import CapacityError, EngineError
 
 NULL_BLOCK_ID = 0
-ROOT_HASH = hashlib.sha256(b"girih prefix cache root 1").digest()
+ROOT_HASH = sha256(b"girih prefix cache root 1").digest()
 
 
 def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: tuple[str, ...] = ()) -> bytes:
@@ -29,13 +31,35 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: tuple[str, .
         token_ids: the tokens of the block.
         extra_keys: what else the KV depends on, e.g. the cache salt (first block only).
     """
-    digest = hashlib.sha256(parent)
-    digest.update(struct.pack(f"<{len(token_ids)}q", *token_ids))
+    content = parent + _packed(token_ids)
     for key in extra_keys:
         encoded = key.encode()
-        digest.update(struct.pack("<q", len(encoded)))
-        digest.update(encoded)
-    return digest.digest()
+        content += struct.pack("<q", len(encoded)) + encoded
+    return sha256(content).digest()
+
+
+def hash_chain(parent: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
+    """`hash_block` of every block of `token_ids`, each on top of the one before.
+
+    Args:
+        parent: hash of the block before the first.
+        token_ids: of full blocks.
+        block_size: tokens of a block.
+    """
+    packed, width = _packed(token_ids), 8 * block_size
+    hashes = []
+    for start in range(0, len(packed), width):
+        parent = sha256(parent + packed[start : start + width]).digest()
+        hashes.append(parent)
+    return hashes
+
+
+def _packed(token_ids: Sequence[int]) -> bytes:
+    """64-bit integers, least significant byte first."""
+    packed = array("q", token_ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
 
 
 class KVBlock:
@@ -87,12 +111,20 @@ class FreeQueue:
         assert self._ends.previous_free is not None
         self._insert_after(self._ends.previous_free, block)
 
-    def pop_front(self) -> KVBlock:
-        """Take the block to hand out next; the queue must not be empty."""
+    def pop_front(self, count: int) -> list[KVBlock]:
+        """Take the next `count` blocks, which must be there, in order."""
+        taken = []
         block = self._ends.next_free
-        assert block is not None and block is not self._ends, "the free queue is empty"
-        self.remove(block)
-        return block
+        for _ in range(count):
+            assert block is not None and block is not self._ends, "the free queue is too short"
+            taken.append(block)
+            following = block.next_free
+            block.previous_free = block.next_free = None
+            block = following
+        assert block is not None
+        self._ends.next_free, block.previous_free = block, self._ends
+        self._length -= count
+        return taken
 
     def remove(self, block: KVBlock) -> None:
         """Take `block` out of the middle."""
@@ -162,15 +194,13 @@ class BlockPool:
         """
         if num_blocks > len(self._free):
             raise CapacityError(f"{num_blocks} KV blocks asked, {len(self._free)} are free")
-        taken = []
-        for _ in range(num_blocks):
-            block = self._free.pop_front()
+        taken = self._free.pop_front(num_blocks)
+        for block in taken:
             if block.block_hash is not None:
                 del self._cached[block.block_hash]
                 block.block_hash = None
                 self.num_evictions += 1
             block.ref_count = 1
-            taken.append(block)
         return taken
 
     def add_references(self, blocks: Iterable[KVBlock]) -> None:
@@ -197,17 +227,36 @@ class BlockPool:
             else:
                 self._free.push_back(block)
 
-    def cache(self, block: KVBlock, block_hash: bytes) -> None:
-        """Let the prefix cache find `block`; when it has an equal block, that one stays."""
-        if block.ref_count == 0:
-            raise EngineError(f"{block} is free; only a block in use can enter the prefix cache")
-        if block.block_hash is None and block_hash not in self._cached:
-            block.block_hash = block_hash
-            self._cached[block_hash] = block
+    def cache(self, blocks: Sequence[KVBlock], block_hashes: Sequence[bytes]) -> None:
+        """Let the prefix cache find `blocks`; where it has an equal block, that one stays.
+
+        The null block stands for a block that was given back, and is left out.
+        """
+        cached, null = self._cached, self.null_block
+        for block, block_hash in zip(blocks, block_hashes, strict=True):
+            if block is null:
+                continue
+            if block.ref_count == 0:
+                raise EngineError(
+                    f"{block} is free; only a block in use can enter the prefix cache"
+                )
+            if block.block_hash is None and block_hash not in cached:
+                block.block_hash = block_hash
+                cached[block_hash] = block
 
     def find(self, block_hash: bytes) -> KVBlock | None:
         """The block that holds this content, or None."""
         return self._cached.get(block_hash)
+
+    def find_leading(self, block_hashes: Iterable[bytes]) -> list[KVBlock]:
+        """The blocks that hold these contents, up to the first that none holds."""
+        found = []
+        for block_hash in block_hashes:
+            block = self._cached.get(block_hash)
+            if block is None:
+                break
+            found.append(block)
+        return found
 
     def count_free(self, blocks: Iterable[KVBlock]) -> int:
         """How many of `blocks` are in the free queue now."""

@@ -23,7 +23,7 @@ import msgspec
 
 from girih.kernels.errors import EngineError
 from girih.kernels.kv_groups import FULL, KVCacheGroup, longest
-from girih.runtime.block_pool import ROOT_HASH, BlockPool, KVBlock, hash_block
+from girih.runtime.block_pool import ROOT_HASH, BlockPool, KVBlock, hash_block, hash_chain
 from girih.runtime.request import Request
 
 
@@ -131,13 +131,8 @@ class KVCacheManager:
 
     def _leading_blocks(self, request: Request, limit: int) -> list[KVBlock]:
         """Cached blocks of the only group from the start on."""
-        found: list[KVBlock] = []
-        for index in range(limit):
-            block = self.pool.find(self._block_hash(request, index))
-            if block is None:
-                break
-            found.append(block)
-        return found
+        self._hash_rows(request, limit)
+        return self.pool.find_leading(request.block_hashes[:limit])
 
     def _common_rows(self, request: Request, num_rows: int) -> int:
         """Most rows, up to `num_rows`, whose needed blocks are cached in every group.
@@ -250,14 +245,15 @@ class KVCacheManager:
         request.kv_due = self._next_due(request)
 
     def _cache_full_rows(self, request: Request, num_full: int) -> None:
-        width, null = self.num_groups, self.pool.null_block
-        for row in range(request.num_cached_blocks, num_full):
-            block_hash = self._block_hash(request, row)
-            blocks = request.blocks[row * width : (row + 1) * width]
-            for block, suffix in zip(blocks, self._suffixes, strict=True):
-                if block is not null:
-                    self.pool.cache(block, block_hash + suffix)
-        request.num_cached_blocks = max(request.num_cached_blocks, num_full)
+        first, width = request.num_cached_blocks, self.num_groups
+        if first >= num_full:
+            return
+        self._hash_rows(request, num_full)
+        keys = request.block_hashes[first:num_full]
+        if width > 1:
+            keys = [block_hash + suffix for block_hash in keys for suffix in self._suffixes]
+        self.pool.cache(request.blocks[first * width : num_full * width], keys)
+        request.num_cached_blocks = num_full
 
     def _release_unseen(
         self, request: Request, place: int, columns: _Columns, num_computed_tokens: int
@@ -351,13 +347,19 @@ class KVCacheManager:
 
     def _block_hash(self, request: Request, index: int) -> bytes:
         """Hash of full row `index`, filled in chain order on demand."""
-        hashes, size = request.block_hashes, self.block_size
-        while len(hashes) <= index:
-            start = len(hashes) * size
-            salt = (request.cache_salt,) if request.cache_salt and not hashes else ()
-            parent = hashes[-1] if hashes else ROOT_HASH
-            hashes.append(hash_block(parent, request.token_ids[start : start + size], salt))
-        return hashes[index]
+        if index >= len(request.block_hashes):
+            self._hash_rows(request, index + 1)
+        return request.block_hashes[index]
+
+    def _hash_rows(self, request: Request, num_rows: int) -> None:
+        """Fill the hashes of the first `num_rows` rows, which are full."""
+        hashes, size, token_ids = request.block_hashes, self.block_size, request.token_ids
+        if not hashes and num_rows:
+            salt = (request.cache_salt,) if request.cache_salt else ()
+            hashes.append(hash_block(ROOT_HASH, token_ids[:size], salt))
+        if len(hashes) < num_rows:
+            missing = token_ids[len(hashes) * size : num_rows * size]
+            hashes += hash_chain(hashes[-1], missing, size)
 
 
 def _columns(groups: Sequence[KVCacheGroup]) -> list[_Columns]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from girih.kernels.errors import CapacityError, EngineError
-from girih.runtime.block_pool import ROOT_HASH, BlockPool, hash_block
+from girih.runtime.block_pool import ROOT_HASH, BlockPool, hash_block, hash_chain
 
 
 def ids(blocks):
@@ -19,7 +19,7 @@ def cached_table(pool, num_blocks, label):
     """Allocate a table and cache all of it; returns its blocks."""
     table = pool.allocate(num_blocks)
     for index, block in enumerate(table):
-        pool.cache(block, hash_block(ROOT_HASH, [label, index]))
+        pool.cache([block], [hash_block(ROOT_HASH, [label, index])])
     return table
 
 
@@ -40,6 +40,24 @@ def test_hash_depends_on_parent_tokens_and_extra_keys_only():
 def test_hash_is_the_same_in_every_process():
     expected = "297fe18f3d108dc8"
     assert hash_block(ROOT_HASH, [1, 2, 3], ("salt",)).hex()[:16] == expected
+
+
+def test_a_chain_is_the_hashes_of_its_blocks():
+    tokens = [3, -1, 2**40, 7, 8, 9]
+    parent, expected = hash_block(ROOT_HASH, [1, 2]), []
+    for start in range(0, 6, 2):
+        expected.append(hash_block(expected[-1] if expected else parent, tokens[start : start + 2]))
+    assert hash_chain(parent, tokens, 2) == expected
+    assert hash_chain(parent, [], 2) == []
+
+
+def test_blocks_are_found_up_to_the_first_that_is_missing():
+    pool = BlockPool(9)
+    blocks = pool.allocate(3)
+    keys = [b"a", b"b", b"c"]
+    pool.cache([blocks[0], blocks[2]], [keys[0], keys[2]])
+    assert pool.find_leading(keys) == blocks[:1]
+    assert pool.find_leading(keys[2:]) == blocks[2:]
 
 
 def test_null_block_is_never_handed_out():
@@ -99,8 +117,8 @@ def test_equal_content_is_cached_once():
     pool = BlockPool(4)
     first, twin = pool.allocate(2)
     key = hash_block(ROOT_HASH, [5])
-    pool.cache(first, key)
-    pool.cache(twin, key)
+    pool.cache([first], [key])
+    pool.cache([twin], [key])
     assert pool.find(key) is first
     assert twin.block_hash is None
 
@@ -135,7 +153,7 @@ def test_a_free_block_cannot_enter_the_cache():
     (block,) = pool.allocate(1)
     pool.release([block])
     with pytest.raises(EngineError, match="is free"):
-        pool.cache(block, b"h")
+        pool.cache([block], [b"h"])
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -173,7 +191,7 @@ class PoolMachine(RuleBasedStateMachine):
         key = hash_block(ROOT_HASH, [label])
         if block.block_id not in self.hash_of and key not in self.hash_of.values():
             self.hash_of[block.block_id] = key
-        self.pool.cache(block, key)
+        self.pool.cache([block], [key])
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data())

@@ -188,7 +188,7 @@ def test_the_longest_common_hit(groups, length, missing):
         for group in range(len(groups)):
             if (row, group) not in missing:
                 (block,) = manager.pool.allocate(1)
-                manager.pool.cache(block, manager._block_hash(request, row) + suffix(group))
+                manager.pool.cache([block], [manager._block_hash(request, row) + suffix(group)])
                 cached[row, group] = block
 
     def fits(rows):
