@@ -113,6 +113,11 @@ class KVCacheManager:
         """Tokens of the longest request that fits when it is alone."""
         return longest(self.groups, self.pool.num_usable, self.block_size, self.lookahead)
 
+    def hash_prompt(self, request: Request) -> None:
+        """Hash the full blocks of a request that arrived, so that no plan waits for it."""
+        if self.enable_prefix_caching:
+            self._hash_rows(request, request.num_tokens // self.block_size)
+
     def get_computed_blocks(self, request: Request) -> PrefixHit:
         """The longest prefix that all groups have cached, without taking references.
 

@@ -110,6 +110,7 @@ class Scheduler:
         request = Request(source, self._next_sequence, max_total_tokens)
         self._next_sequence += 1
         self.requests[request.request_id] = request
+        self.kv_cache.hash_prompt(request)
         request.ticket = self.gate.ticket(request.sampling)
         if request.must_wait:
             request.status = RequestStatus.BLOCKED

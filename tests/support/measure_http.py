@@ -1,6 +1,6 @@
 """What the server costs over the engine: python tests/support/measure_http.py [key=value ...].
 
-    throughput   32 answers of 128 tokens to prompts of 128: `LLM.generate` in this process, then
+    throughput   32 answers of 96 tokens to prompts of 32: `LLM.generate` in this process, then
                  the same through HTTP from a client in a process of its own, in turns
     idle         one prompt of 16 tokens at a time: the first token at the client, against the time
                  of a prefill step as the engine's own trace has it
@@ -30,7 +30,7 @@ from girih.serve.bench.datasets import make_requests
 from girih.serve.llm import LLM
 from girih.serve.twin.fit import IDLE_SECONDS, read_trace
 
-WORK = {"num_requests": 32, "input_len": 128, "output_len": 128}
+WORK = {"num_requests": 32, "input_len": 32, "output_len": 96}
 IDLE = {"num_requests": 12, "input_len": 16, "output_len": 2}
 
 
