@@ -34,8 +34,11 @@ def is_right(entry, request):
     return entry.tokens and entry.tokens == expected[-len(entry.tokens) :]
 
 
-def test_blocks_that_left_the_window_are_given_back_while_a_prompt_is_computed(new_core):
-    core = new_core(groups=GEMMA, num_blocks=200, max_num_batched_tokens=32)
+@pytest.mark.parametrize("caching", [True, False])
+def test_blocks_that_left_the_window_are_given_back_while_a_prompt_is_computed(new_core, caching):
+    core = new_core(
+        groups=GEMMA, num_blocks=200, max_num_batched_tokens=32, enable_prefix_caching=caching
+    )
     core.add_request(make_request("a", 128, max_tokens=30, ignore_eos=True))
     for end, first in ((32, 0), (64, 1), (96, 3), (128, 5)):
         core.step()
@@ -86,6 +89,20 @@ def test_a_hit_needs_only_what_the_window_sees(new_core):
     done = run_to_end(core)["b"]
     assert done.outputs[0].num_cached_tokens == 128
     assert is_right(done, request)
+
+
+def test_what_a_hit_spares_is_only_what_it_holds(new_core):
+    core = new_core(groups=GEMMA, num_blocks=200, max_num_batched_tokens=64)
+    prefix = list(range(500, 628))
+    finish(core, make_request("a", [*prefix, 1]))
+    cache = core.scheduler.kv_cache
+    request = Request(make_request("b", [*prefix, *range(72)]), 0, 256)
+    hit = cache.get_computed_blocks(request)
+    # 200 tokens: 13 rows of the full group, rows 5 to 12 of the others; 8 + 2 × 3 are in the hit
+    needed = 13 + 2 * 8 - (8 + 2 * 3)
+    free = cache.pool.num_free - 14
+    assert cache.can_admit(request, hit, free - needed)
+    assert not cache.can_admit(request, hit, free - needed + 1)
 
 
 def test_a_hit_ends_where_a_window_has_a_gap(new_core):
