@@ -28,6 +28,7 @@ def arguments(name):
             torch.randn(T, 2, 8), torch.randn(T, 2, 8), torch.randn(T, 2, 6), torch.randn(T, 2),
             F.logsigmoid(torch.randn(T, 2)), torch.tensor([1e-6]),
         ],
+        "running_mean": [torch.randn(T, 5)],
     }[name]  # fmt: skip
 
 
@@ -66,6 +67,12 @@ def test_linear_attention_is_masked_products():
     expected = torch.einsum("hij,jhv->ihv", scores, v)
     found = torch.ops.girih.linear_attention(*arguments("linear_attention"))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_running_mean_is_the_mean_so_far():
+    [x] = arguments("running_mean")
+    expected = torch.stack([x[: t + 1].mean(0) for t in range(T)])
+    torch.testing.assert_close(torch.ops.girih.running_mean(x), expected)
 
 
 def test_wkv_is_a_weighted_mean():
