@@ -118,7 +118,8 @@ def candidates(words: list[str]) -> list[str]:
     key, equals, value = current.partition("=")
     if equals:
         return _values(verb, key, value)
-    return _starting(current, (f"{key}=" for key in _keys(verb)))
+    words = [*_next_verb_words(before), *(f"{key}=" for key in _keys(verb))]
+    return _starting(current, words)
 
 
 def _verb_of(before: list[str]) -> str | None:
