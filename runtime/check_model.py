@@ -20,6 +20,7 @@ import torch
 from girih.graph.checkpoint import open_checkpoint
 from girih.graph.executable import Executable
 from girih.graph.inductor import eager_tile
+from girih.graph.model_files import model_settings, save_model
 from girih.graph.progress import Progress, ProgressEvent, no_progress
 from girih.graph.spec import ModelSpec, load_spec
 from girih.graph.trace import auto_class, trace
@@ -74,14 +75,14 @@ def check_model(
         TraceError, CompileError: girih does not compile this architecture; names the reason.
     """
     spec = _spec(config.model.source, progress)
-    settings, depth = _scaled(_settings(spec), layers)
+    settings, depth = _scaled(model_settings(spec), layers)
     target = target_of(config)
     auto = auto_class(spec)
     _require_room(auto, settings, depth)
     progress(ProgressEvent("check", 0, None, "random weights"))
     model = random_model(auto, settings)
     with tempfile.TemporaryDirectory(prefix="girih-check-") as directory:
-        save_random(model, Path(directory))
+        save_model(model, Path(directory))
         executable = _executable(config, _spec(directory), target, progress)
         progress(ProgressEvent("check", 0, None, "transformers, one sequence at a time"))
         generates = "CausalLM" in auto.__name__
@@ -100,21 +101,6 @@ def random_model(auto: Any, settings: Any, seed: int = 0) -> torch.nn.Module:
     return result
 
 
-def save_random(model: torch.nn.Module, directory: Path) -> None:
-    """Write a checkpoint as transformers does, without its progress bar."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model.save_pretrained(directory)  # type: ignore[operator]
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
 def _spec(source: str, progress: Progress = no_progress) -> ModelSpec:
     """A model by all its rows: the logits of a decoder, the hidden states of an encoder."""
     spec = load_spec(source, "float32", progress)
@@ -124,15 +110,6 @@ def _spec(source: str, progress: Progress = no_progress) -> ModelSpec:
             "states of encoders"
         )
     return replace(spec, task="generate", pooling=None)
-
-
-def _settings(spec: ModelSpec) -> Any:
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(spec.files.path, local_files_only=True)
-    except (ValueError, KeyError, ImportError) as error:
-        raise TraceError(f"transformers does not know {spec.architecture}: {error}") from error
 
 
 def _scaled(settings: Any, layers: int | None) -> tuple[Any, int]:

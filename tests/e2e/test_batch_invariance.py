@@ -34,7 +34,7 @@ def check(answer):
     assert answer["preemptions"] > 0
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_tiny_models_give_the_same_bits_in_any_company(dtype):
     """Sizes that are no multiple of a vector, so that every loop has a rest."""
     model = tiny_model(

@@ -11,6 +11,7 @@ from support_models import tiny_model
 from girih.conf.compose import compose_config, to_engine_config
 from girih.graph.checkpoint import open_checkpoint
 from girih.graph.inductor import eager_tile
+from girih.graph.model_files import save_model
 from girih.graph.spec import load_spec
 from girih.graph.trace import trace
 from girih.graph.weights import load_weights
@@ -19,7 +20,7 @@ from girih.kernels.target import detect_isa, resolve_target
 from girih.passes.build import lower_and_partition
 from girih.runtime import check_model as module
 from girih.runtime.agreement import bind, compare
-from girih.runtime.check_model import check_model, random_model, save_random
+from girih.runtime.check_model import check_model, random_model
 from girih.serve.cli import main
 
 
@@ -48,7 +49,7 @@ def test_an_encoder_s_hidden_states_are_compared(tmp_path):
         vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
         intermediate_size=48,
     )  # fmt: skip
-    save_random(BertModel(small), tmp_path)
+    save_model(BertModel(small), tmp_path)
     report = check_model(config(f"model={tmp_path}"))
     assert report.agreement.agrees, report.text
     assert report.agreement.num_tokens == 0 and "hidden states" in report.text
@@ -58,7 +59,7 @@ def test_a_classifier_is_refused(tmp_path):
     from transformers import BertConfig, BertForSequenceClassification
 
     small = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
-    save_random(BertForSequenceClassification(small), tmp_path)
+    save_model(BertForSequenceClassification(small), tmp_path)
     with pytest.raises(ConfigError, match="BertForSequenceClassification classifies"):
         check_model(config(f"model={tmp_path}"))
 
@@ -71,7 +72,7 @@ def parts(tmp_path_factory):
     directory = tmp_path_factory.mktemp("random")
     settings = AutoConfig.from_pretrained(tiny_model("llama"))
     model = random_model(AutoModelForCausalLM, settings)
-    save_random(model, directory)
+    save_model(model, directory)
     spec = load_spec(str(directory))
     _, program = lower_and_partition(trace(spec), config().opt, resolve_target())
     with open_checkpoint(spec.files) as checkpoint:
@@ -141,7 +142,7 @@ def test_an_architecture_girih_refuses_is_refused_with_its_line(tmp_path):
     )  # fmt: skip
     settings.architectures = ["DogeForCausalLM"]
     settings.save_pretrained(tmp_path)
-    save_random(random_model(AutoModelForCausalLM, settings), tmp_path)
+    save_model(random_model(AutoModelForCausalLM, settings), tmp_path)
     with pytest.raises(TraceError, match=r"a mask of its own making.*modeling_doge\.py:\d+"):
         check_model(config(f"model={tmp_path}"))
 

@@ -18,6 +18,7 @@ from girih.graph.checkpoint import open_checkpoint
 from girih.graph.compile_pool import CompilePool
 from girih.graph.executable import Executable
 from girih.graph.inductor import TileFn, eager_tile, inductor_options, load_tile
+from girih.graph.model_files import save_model
 from girih.graph.partition import Program, Tile
 from girih.graph.spec import load_spec
 from girih.graph.tile_file import write_tile
@@ -28,7 +29,7 @@ from girih.kernels.library import build_library, load_library, source_digest
 from girih.kernels.target import Target, detect_isa
 from girih.passes.build import lower_and_partition
 from girih.runtime.agreement import bind, compare
-from girih.runtime.check_model import random_model, save_random
+from girih.runtime.check_model import random_model
 
 VOCAB = 120  # below the tables' 128: some families keep special tokens at the end
 
@@ -122,7 +123,7 @@ def check_family(family: Family, directory: Path, make_tiles: MakeTiles = eager_
     row = Row(family.name)
     try:
         model = random_model(auto_of(family), tiny_config(family))
-        save_random(model, directory)
+        save_model(model, directory)
         program = _program(directory, row)
         executable = _bind(program, directory, make_tiles)
         found = compare(model, executable, VOCAB, encodes=family.kind == "encoder")
