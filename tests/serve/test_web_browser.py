@@ -150,7 +150,7 @@ def test_a_server_that_went_away_is_told(open_page, talker):
 
 def test_settings_reach_the_request(open_page, talker):
     page = open_page(talker())
-    assert page.get_attribute("[name=temperature]", "placeholder") == "1"
+    page.wait_for_selector("[name=temperature][placeholder='1']")
     page.fill("[name=max_tokens]", "2")
     page.fill("[name=system]", "Be kind.")
     with page.expect_request("**/v1/chat/completions") as seen:
