@@ -38,9 +38,9 @@ from girih.runtime.agreement import (
     spread_weights,
 )
 from girih.runtime.cache_size import available_memory
-from girih.runtime.compiler_tools import target_of
 from girih.runtime.config import EngineConfig
-from girih.runtime.launch import bundle_tiles
+from girih.runtime.runnable_program import bundle_tiles
+from girih.runtime.start import target_of
 
 # Reference, loaded weights and what loading needs beside them, by the bytes of the weights.
 _COPIES = 2.2

@@ -16,12 +16,11 @@ from girih.graph.trace import node_origin, trace
 from girih.kernels.bench import measure_peaks
 from girih.kernels.errors import ConfigError
 from girih.kernels.library import load_library
-from girih.kernels.target import Target, resolve_target
 from girih.passes.build import bundle_dir, bundle_key, lower_and_partition
 from girih.passes.runner import Graphed, Lowered, lower
 from girih.runtime.config import EngineConfig
 from girih.runtime.explain_page import PageData, render
-from girih.runtime.launch import model_spec
+from girih.runtime.start import model_spec, target_of
 from girih.runtime.tile_stats import SIZES, TileCost, tile_cost
 
 
@@ -123,9 +122,3 @@ def _named(source: Graphed, graphed: Graphed | Lowered) -> str:
 
 def _traced(config: EngineConfig, progress: Progress) -> Graphed:
     return trace(model_spec(config.model, progress), progress)
-
-
-def target_of(config: EngineConfig) -> Target:
-    """What a configuration compiles for."""
-    wanted = config.target
-    return resolve_target(wanted.device, wanted.isa, wanted.threads, wanted.arch)

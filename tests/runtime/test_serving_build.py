@@ -22,8 +22,8 @@ from girih.kernels.errors import CompileError
 from girih.kernels.target import Target, detect_isa
 from girih.passes.background import Part
 from girih.passes.build import lower_and_partition
+from girih.runtime.assembly import watch_compiling
 from girih.runtime.canary import check_canary, executable_for_canary
-from girih.runtime.launch import _watch_compiling
 from girih.runtime.serving_build import ServingBuild
 
 VOCAB, BLOCK, WAIT = 424, 16, 30
@@ -82,7 +82,7 @@ class Setting:
         )
         self.build = ServingBuild(self.work, lambda event: None)
         self.core = SimpleNamespace(is_running=False, recomputed=0, recompute=self.recompute)
-        _watch_compiling(self.core, self.executable, self.build)
+        watch_compiling(self.core, self.executable, self.build)
         self.build.program()
         self.build.serve(self.pieces, self.check)
 

@@ -1,0 +1,112 @@
+"""Scheduler, batch and runner around a bound program: an engine core."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from girih.graph.compile_count import COMPILES
+from girih.graph.executable import Executable
+from girih.runtime.batch import PersistentBatch
+from girih.runtime.binding import BoundProgram
+from girih.runtime.canary import output_width
+from girih.runtime.engine import EngineCore
+from girih.runtime.executor import ModelRunner
+from girih.runtime.kv_cache import KVCacheManager
+from girih.runtime.logits_processors import NamedProcessor, check_arguments, load_processors
+from girih.runtime.model_runner import CompiledModelRunner
+from girih.runtime.pooler import make_pooler, pooling_facts
+from girih.runtime.pooling_params import PoolingFacts
+from girih.runtime.pooling_runner import PoolingRunner
+from girih.runtime.profiler import StepProfiler
+from girih.runtime.scheduler import Scheduler
+from girih.runtime.serving_build import ServingBuild
+from girih.runtime.start import Start
+from girih.runtime.step_trace import StepTracer
+from girih.runtime.structured.rows import GrammarRows
+from girih.runtime.structured.store import GrammarStore
+from girih.runtime.structured.vocabulary import read_vocabulary
+
+
+def generating_core(start: Start, bound: BoundProgram) -> EngineCore:
+    """The core of a model that generates.
+
+    Raises:
+        ConfigError: a logits processor cannot be loaded.
+    """
+    limits, spec, threads = start.config.scheduler, start.spec, start.target.threads
+    processors = load_processors(
+        start.config.runtime.logits_processors, spec.vocab_size, limits.max_num_seqs
+    )
+    kv, batch = _cache_and_batch(start, bound, processors=processors)
+    grammars = GrammarStore(
+        lambda: read_vocabulary(spec.files.path, spec.vocab_size, spec.eos_token_ids), threads
+    )
+    scheduler = Scheduler(limits, kv, bound.max_model_len, grammars)
+    rows = GrammarRows(grammars, spec.vocab_size)
+    runner = CompiledModelRunner(bound.executable, batch, rows, threads)
+    core = _assembled(start, scheduler, runner)
+    core.request_checks.append(lambda r: check_arguments(processors, r.sampling))
+    runner.resident = bound.resident
+    return core
+
+
+def pooling_core(start: Start, bound: BoundProgram) -> tuple[EngineCore, PoolingFacts]:
+    """The core of a model that embeds or classifies, and what can be asked of it."""
+    limits, spec, executable = start.config.scheduler, start.spec, bound.executable
+    is_bidirectional = executable.layout.is_bidirectional
+    if is_bidirectional:  # a token sees later ones: no part of a text can be computed alone
+        limits = replace(limits, enable_chunked_prefill=False)
+    width = output_width(executable)
+    pooler = make_pooler(spec, is_bidirectional, width)
+    may_cache = not (is_bidirectional or pooler.mode == "all")
+    kv, batch = _cache_and_batch(start, bound, may_cache)
+    scheduler = Scheduler(limits, kv, bound.max_model_len, task=spec.task)
+    runner = PoolingRunner(executable, batch, pooler, start.target.threads)
+    runner.resident = bound.resident
+    can_cut = start.config.model.matryoshka
+    return _assembled(start, scheduler, runner), pooling_facts(spec, pooler, width, can_cut)
+
+
+def watch_compiling(core: EngineCore, executable: Executable, build: ServingBuild | None) -> None:
+    """Let the core tell how a build behind it gets on, and what else this process compiles."""
+    ready = COMPILES.total
+    core.count_recompiles = lambda: COMPILES.total - ready
+    if build is not None:
+        started = build.compiles_at_start
+        core.count_recompiles = lambda: max(0, COMPILES.total - started - build.state().total_tiles)
+        core.compile_state = build.state
+        core.chore = lambda core: build.tend(core, executable)
+
+
+def _cache_and_batch(
+    start: Start,
+    bound: BoundProgram,
+    may_cache: bool = True,
+    processors: tuple[NamedProcessor, ...] = (),
+) -> tuple[KVCacheManager, PersistentBatch]:
+    cache, limits, executable = start.config.cache, start.config.scheduler, bound.executable
+    # A state at the end of a prefix is not kept, so a cached prefix would be of no use.
+    caching = may_cache and cache.enable_prefix_caching and not executable.layout.state_specs
+    groups = executable.groups.groups
+    kv = KVCacheManager(executable.num_blocks, cache.block_size, caching, groups, start.lookahead)
+    batch = PersistentBatch(
+        limits.max_num_seqs,
+        bound.max_model_len,
+        cache.block_size,
+        start.spec.vocab_size,
+        len(groups),
+        processors,
+    )
+    return kv, batch
+
+
+def _assembled(start: Start, scheduler: Scheduler, runner: ModelRunner) -> EngineCore:
+    core = EngineCore(scheduler, runner, start.config.runtime.async_scheduling)
+    if start.config.runtime.trace is not None:
+        core.observers.append(StepTracer(Path(start.config.runtime.trace), scheduler))
+    if start.config.runtime.profile_dir is not None:
+        folder = Path(start.config.runtime.profile_dir).expanduser()
+        core.profiler = StepProfiler(folder, scheduler)
+        core.observers.append(core.profiler)
+    return core

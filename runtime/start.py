@@ -1,0 +1,134 @@
+"""What the stages of one start share: the configuration, the model, the target and the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+
+from girih.graph.progress import Progress, no_progress
+from girih.graph.spec import ModelSpec, load_spec
+from girih.kernels.errors import ConfigError
+from girih.kernels.target import Target, resolve_target
+from girih.runtime.config import EngineConfig, ModelConfig
+from girih.runtime.engine import PLANS_IN_FLIGHT
+
+T = TypeVar("T")
+
+
+@dataclass
+class LaunchReport:
+    """How a start went.
+
+    Attributes:
+        bundle: "found", "built: REASON", or "none: ..." at O0.
+        seconds: per stage.
+        memory: what the executable owns, for people.
+        attention: backend taken, and why others were not.
+        canary: how the compiled program's answer to a known prompt compared.
+    """
+
+    bundle: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    memory: str = ""
+    attention: str = ""
+    canary: str = ""
+
+    def timed(self, name: str, work: Callable[[], T]) -> T:
+        """Run `work` and book its time under `name`."""
+        started = time.perf_counter()
+        result = work()
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+        return result
+
+    def as_text(self) -> str:
+        """A few lines for the log."""
+        parts = ", ".join(f"{name} {value:.2f} s" for name, value in self.seconds.items())
+        checked = f"{self.attention}\n{self.canary}".strip()
+        return f"bundle {self.bundle}\n{parts}\n{checked}\n{self.memory}"
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of an engine.
+
+    Attributes:
+        config: what was asked for.
+        spec: the model.
+        target: what is compiled for, and runs.
+        report: how it went so far; the stages write into it.
+        progress: observer of long work.
+    """
+
+    config: EngineConfig
+    spec: ModelSpec
+    target: Target
+    report: LaunchReport
+    progress: Progress
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and activations."""
+        dtype: torch.dtype = getattr(torch, self.spec.dtype)
+        return dtype
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Of the KV cache."""
+        wanted = self.config.cache.kv_dtype
+        dtype: torch.dtype = getattr(torch, self.spec.dtype if wanted == "auto" else wanted)
+        return dtype
+
+    @property
+    def model_length(self) -> int:
+        """Longest request in tokens, as far as the model has a say in it.
+
+        Raises:
+            ConfigError: more was asked for than the model was made for.
+        """
+        wanted = self.config.model.max_model_len
+        if wanted is None or isinstance(wanted, str):
+            return self.spec.usual_length
+        if wanted > self.spec.max_position:
+            raise ConfigError(
+                f"model.max_model_len is {wanted}; {self.spec.name} was made for at most "
+                f"{self.spec.max_position} tokens"
+            )
+        return wanted
+
+    @property
+    def lookahead(self) -> int:
+        """Tokens of one request in plans whose result is not there, at most."""
+        plans = PLANS_IN_FLIGHT if self.config.runtime.async_scheduling else 1
+        return plans * self.config.scheduler.max_num_batched_tokens
+
+
+def start_of(config: EngineConfig, progress: Progress = no_progress) -> Start:
+    """Read what the model is, and resolve the target.
+
+    Raises:
+        SourceError, ConfigError: as `model_spec` and `target_of`.
+    """
+    report = LaunchReport()
+    spec = report.timed("spec", lambda: model_spec(config.model, progress))
+    return Start(config, spec, target_of(config), report, progress)
+
+
+def model_spec(model: ModelConfig, progress: Progress = no_progress) -> ModelSpec:
+    """Read what the configured model is.
+
+    Raises:
+        SourceError, ConfigError: as `load_spec`.
+    """
+    return load_spec(model.source, model.dtype, progress, model.task, model.pooling)
+
+
+def target_of(config: EngineConfig) -> Target:
+    """The configured target; its thread count is set for this thread."""
+    wanted = config.target
+    if wanted.threads:
+        torch.set_num_threads(wanted.threads)
+    return resolve_target(wanted.device, wanted.isa, wanted.threads, wanted.arch)
