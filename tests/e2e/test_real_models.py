@@ -13,11 +13,11 @@ from support_hf_reference import (
     differences,
     greedy_reference,
     load_hf,
+    prompt_logits,
     prompt_token_ids,
 )
 
 from girih import LLM, SamplingParams
-from girih.graph.executable import StepInputs
 from girih.graph.fetch import BUILTIN_MODELS
 from girih.graph.sources import resolve_source
 
@@ -128,21 +128,3 @@ def relative_rmse(found: list[torch.Tensor], expected: list[torch.Tensor]) -> fl
     error = sum((a - b).square().sum().item() for a, b in pairs)
     norm = sum(b.square().sum().item() for _, b in pairs)
     return float((error / norm) ** 0.5)
-
-
-def prompt_logits(llm: LLM, prompt: list[int]) -> torch.Tensor:
-    """Logits [T, V] of every prompt token, in one step of the bound program."""
-    executable = llm.handle.core.runner.executable
-    size, n = executable.block_size, len(prompt)
-    blocks = torch.arange(1, -(-n // size) + 1, dtype=torch.int32)[None]
-    positions = torch.arange(n)
-    step = StepInputs(
-        ids=torch.tensor(prompt),
-        positions=positions,
-        logits_index=positions,
-        query_start=torch.tensor([0, n], dtype=torch.int32),
-        seq_lens=torch.tensor([n], dtype=torch.int32),
-        block_table=blocks,
-        slot_mapping=blocks[0].long()[positions // size] * size + positions % size,
-    )
-    return executable.run(step).float()

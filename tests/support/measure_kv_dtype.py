@@ -9,11 +9,9 @@ from __future__ import annotations
 import sys
 import time
 
-import torch
-from support_hf_reference import prompt_token_ids
+from support_hf_reference import prompt_logits, prompt_token_ids
 
 from girih import LLM, SamplingParams
-from girih.graph.executable import StepInputs
 
 LONG, NUM_TOKENS, NUM_SEQS = 4096, 64, 4
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -24,32 +22,13 @@ def new_llm(kv_dtype: str, dtype: str) -> LLM:
     return LLM("smollm2", dtype=dtype, kv_dtype=kv_dtype, max_model_len=8192, max_num_seqs=32)
 
 
-@torch.inference_mode()
-def logits(llm: LLM, prompt: list[int]) -> torch.Tensor:
-    """Logits [T, V] of every prompt token."""
-    executable = llm.handle.core.runner.executable
-    size, n = executable.block_size, len(prompt)
-    blocks = torch.arange(1, -(-n // size) + 1, dtype=torch.int32)[None]
-    positions = torch.arange(n)
-    step = StepInputs(
-        ids=torch.tensor(prompt),
-        positions=positions,
-        logits_index=positions,
-        query_start=torch.tensor([0, n], dtype=torch.int32),
-        seq_lens=torch.tensor([n], dtype=torch.int32),
-        block_table=blocks,
-        slot_mapping=blocks[0].long()[positions // size] * size + positions % size,
-    )
-    return executable.run(step).float()
-
-
 def accuracy(dtype: str) -> None:
     """Print how far int8 is from the model's own cache."""
     one, other = (new_llm(kind, dtype) for kind in ("auto", "int8"))
     prompts = prompt_token_ids(one.handle.model_path)
     error = norm = same_best = tokens = 0.0
     for prompt in prompts:
-        exact, found = logits(one, prompt), logits(other, prompt)
+        exact, found = prompt_logits(one, prompt), prompt_logits(other, prompt)
         error += float((found - exact).square().sum())
         norm += float(exact.square().sum())
         same_best += float((found.argmax(-1) == exact.argmax(-1)).sum())

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import torch
 
+from girih import LLM
+from girih.graph.executable import StepInputs
+
 SHORT = (
     "The capital of France is",
     "Once upon a time, in a small village by the sea,",
@@ -44,6 +47,25 @@ def prompt_token_ids(model_path: Path) -> list[list[int]]:
     long = tokenizer.encode(SHARED_LONG).ids
     assert len(long) >= 600, f"the long prompt has only {len(long)} tokens"
     return [*ids, long[:600], [*long[:520], *tokenizer.encode(" and then the story changed").ids]]
+
+
+@torch.inference_mode()
+def prompt_logits(llm: LLM, prompt: list[int]) -> torch.Tensor:
+    """Logits [T, V] of every prompt token, in one step of the bound program."""
+    executable = llm.handle.core.runner.executable
+    size, n = executable.block_size, len(prompt)
+    blocks = torch.arange(1, -(-n // size) + 1, dtype=torch.int32)[None]
+    positions = torch.arange(n)
+    step = StepInputs(
+        ids=torch.tensor(prompt),
+        positions=positions,
+        logits_index=positions,
+        query_start=torch.tensor([0, n], dtype=torch.int32),
+        seq_lens=torch.tensor([n], dtype=torch.int32),
+        block_table=blocks,
+        slot_mapping=blocks[0].long()[positions // size] * size + positions % size,
+    )
+    return executable.run(step).float()
 
 
 @dataclass(frozen=True)
