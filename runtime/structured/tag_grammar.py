@@ -160,7 +160,7 @@ class _Writer:
 
 def lark_escaped(text: str) -> str:
     """Text for use inside a Lark regular expression."""
-    return re.sub(r"([^\w\s<>=\"'`@#%&,:;!~-])", r"\\\1", text).replace("\n", "\\n")
+    return re.sub(r"([^\w\s<>=\"'`@#%&,:;!~\x80-\U0010ffff-])", r"\\\1", text).replace("\n", "\\n")
 
 
 def quoted(text: str) -> str:

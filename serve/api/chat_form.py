@@ -20,6 +20,7 @@ from girih.serve.api.chat_parts import ChatParser, PlainText
 from girih.serve.api.protocol import ChatCompletionRequest
 from girih.serve.parsers import grammars
 from girih.serve.parsers.combine import make_parser
+from girih.serve.parsers.grammar_writer import Tool, Writer
 from girih.serve.parsers.machine import Context
 from girih.serve.parsers.registry import (
     ReasoningFormat,
@@ -78,6 +79,7 @@ class ChatForm:
         self._reasoning = formats.reasoning
         self._choice, self._named = _tool_choice(body)
         self._tools = _tools(body) if self._choice != "none" else []
+        self._is_strict = bool(self._tools) and any(map(_is_strict, body.tools or ()))
         self._format = self._tool_format(formats) if self._tools else None
         self._allow_many = body.parallel_tool_calls is not False
         self._continued = _continued_text(body)
@@ -118,12 +120,17 @@ class ChatForm:
                 f"{asked.param} and tool_choice both say what the output must be; choose one",
                 param=asked.param,
             )
-        if asked is None and not is_forced:
+        if asked is None and not is_forced and not self._is_strict:
             return None
         reasoning = None if self._context(prompt).has_thought else self._reasoning
         if reasoning is None and not self._tools:
             return asked
-        writer = grammars.Writer(self._control_id, self._template)
+        writer = Writer(self._control_id, self._template)
+        is_thinking = self._is_thinking(prompt)
+        if asked is None and not is_forced and self._format is not None:
+            name, tools = self._format.name, self._tools
+            start = grammars.free(writer, name, tools, self._allow_many, reasoning, is_thinking)
+            return StructuredOutput.grammar(grammars.whole(writer, start), param="tools")
         body = []
         if self._format is not None:
             wanted = [tool for tool in self._tools if self._named in (None, tool.name)]
@@ -131,7 +138,7 @@ class ChatForm:
             body.append(grammars.calls(writer, self._format.name, wanted, many))
         if asked is not None:
             body.append(grammars.answer(writer, reasoning))
-        before = grammars.thoughts(writer, reasoning, self._is_thinking(prompt))
+        before = grammars.thoughts(writer, reasoning, is_thinking)
         text = grammars.whole(writer, f"{before} {writer.pick(body)}")
         if asked is not None:
             return msgspec.structs.replace(asked, before=text)
@@ -139,7 +146,16 @@ class ChatForm:
 
     def _tool_format(self, formats: ChatFormats) -> ToolFormat:
         known = formats.tools
-        if known is not None and (self._choice == "auto" or known.name in grammars.CALLS):
+        if known is not None and known.name in grammars.CALLS:
+            return known
+        if known is not None and self._choice == "auto":
+            if self._is_strict:
+                raise RequestError(
+                    "a tool has strict true, but there is no grammar for the calls of "
+                    f"{known.name!r} (serve.tool_parser); leave strict out, or use tool_choice "
+                    "'required' or a named function",
+                    param="tools",
+                )
             return known
         if self._choice == "auto":
             raise RequestError(
@@ -209,12 +225,16 @@ def _tool_choice(body: ChatCompletionRequest) -> tuple[str, str | None]:
     return "named", name
 
 
-def _tools(body: ChatCompletionRequest) -> list[grammars.Tool]:
+def _is_strict(tool: dict[str, Any]) -> bool:
+    return bool(tool["function"].get("strict"))
+
+
+def _tools(body: ChatCompletionRequest) -> list[Tool]:
     tools = []
     for index, tool in enumerate(body.tools or ()):
         function: dict[str, Any] = tool["function"]
         schema = function.get("parameters") or {"type": "object", "properties": {}}
-        is_closed = bool(function.get("strict"))
+        is_closed = _is_strict(tool)
         place = f"tools[{index}].function.parameters"
         form = StructuredOutput.json_schema(schema, param=place, is_closed=is_closed)
         try:
@@ -222,5 +242,5 @@ def _tools(body: ChatCompletionRequest) -> list[grammars.Tool]:
         except RequestError as error:
             raise RequestError(str(error), param="tools") from error
         prepared = prepare(msgspec.json.decode(form.text), is_closed)
-        tools.append(grammars.Tool(function["name"], prepared))
+        tools.append(Tool(function["name"], prepared))
     return tools

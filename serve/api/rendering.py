@@ -125,4 +125,10 @@ def check_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
             raise RequestError(
                 f"tools[{index}].function.parameters must be a JSON schema", param="tools"
             )
+        if not isinstance(function.get("strict"), bool | None):
+            raise RequestError(
+                f"tools[{index}].function.strict is {str(function['strict'])[:80]!r}; it must be "
+                "true or false",
+                param="tools",
+            )
     return tools

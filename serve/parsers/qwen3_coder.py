@@ -68,5 +68,5 @@ def typed(text: str, schema: dict[str, Any]) -> Any:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    is_text_instead = "string" in kinds and not isinstance(value, list | dict | None)
-    return text if is_text_instead else value
+    other = {list: "array", dict: "object", type(None): "null"}.get(type(value))
+    return text if "string" in kinds and other not in kinds else value

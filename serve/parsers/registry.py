@@ -56,6 +56,7 @@ class ReasoningFormat:
         end: marker that closes it.
         signs: a chat template that has all of these marks it so.
         needs_control_tokens: the markers are control tokens.
+        is_always_first: an output that begins without `start` is reasoning too.
     """
 
     name: str
@@ -64,6 +65,7 @@ class ReasoningFormat:
     end: str = ""
     signs: tuple[str, ...] = ()
     needs_control_tokens: bool = False
+    is_always_first: bool = False
 
 
 Format = TypeVar("Format", ToolFormat, ReasoningFormat)
@@ -96,6 +98,7 @@ REASONING_FORMATS = (
         thinking.make_run(*THINK, is_always_first=True),
         *THINK,
         signs=("</think>", "<｜Assistant｜>"),
+        is_always_first=True,
     ),
     ReasoningFormat(
         "qwen3", thinking.make_run(*THINK), *THINK, signs=("</think>", "enable_thinking")

@@ -37,6 +37,8 @@ TOOLS = [
     {"type": "function", "function": {"name": "get_weather", "parameters": CITY}},
     {"type": "function", "function": {"name": "now"}},
 ]
+STRICT = [{"type": "function", "function": {**t["function"], "strict": True}} for t in TOOLS]
+LLAMA = "{{ tools | tojson }} parameters ipython {% for m in messages %}{{ m.content }}{% endfor %}"
 PARAMETERS = {
     "get_weather": CITY,
     "now": {"type": "object"},
@@ -182,6 +184,12 @@ REFUSED = [
     ),
     ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, "guided_regex", "both say"),
     (
+        {"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]},
+        "tools",
+        r"tools\[0\].function.strict is 'yes'; it must be true or false",
+    ),
+    ({"tools": STRICT, "ignore_eos": True}, "ignore_eos", "structured output"),
+    (
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "x"}}}]},
         "tools",
         r"tools\[0\].function.parameters: .*at /",
@@ -300,6 +308,32 @@ def test_free_choice_of_tools_is_free(client):
     )
     assert answer.choices[0].finish_reason == "length"
     assert answer.choices[0].message.content
+
+
+def test_a_strict_tool_is_called_as_its_schema_says(client, closing):
+    """The choice is the model's; a call that it begins is complete and valid."""
+    asked = {
+        "model": "tiny",
+        "messages": MESSAGES,
+        "tools": STRICT,
+        "seed": 4,
+        "parallel_tool_calls": False,
+        "logit_bias": {**closing, str(byte_level().token_id("{")): 40},
+        "extra_body": {"chat_template": LLAMA},
+    }
+    whole = client.chat.completions.create(**asked).choices[0]
+    check_calls(whole.message, 1)
+    assert whole.finish_reason == "tool_calls"
+    with client.chat.completions.stream(**asked) as stream:
+        final = stream.get_final_completion().choices[0]
+    assert [(c.function.name, c.function.arguments) for c in final.message.tool_calls] == [
+        (c.function.name, c.function.arguments) for c in whole.message.tool_calls
+    ]
+    talk = client.chat.completions.create(
+        **{**asked, "logit_bias": {str(byte_level().token_id("{")): -100}, "max_tokens": 8}
+    )
+    assert talk.choices[0].message.content
+    assert not talk.choices[0].message.tool_calls
 
 
 def test_a_form_begins_after_the_reasoning(url, closing):

@@ -168,9 +168,11 @@ def _chat_tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
             "input_schema",
             param="tools",
         )
-    function = {"name": tool["name"], "parameters": tool.get("input_schema") or {}}
+    function: dict[str, Any] = {"name": tool["name"], "parameters": tool.get("input_schema") or {}}
     if tool.get("description") is not None:
         function["description"] = tool["description"]
+    if tool.get("strict") is not None:
+        function["strict"] = tool["strict"]
     return {"type": "function", "function": function}
 
 
