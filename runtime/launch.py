@@ -30,7 +30,7 @@ from girih.runtime.config import EngineConfig
 from girih.runtime.engine import EngineCore
 from girih.runtime.messages import EngineFacts
 from girih.runtime.pooling_params import PoolingFacts
-from girih.runtime.runnable_program import obtain_program
+from girih.runtime.runnable_program import RunnableProgram, obtain_program
 from girih.runtime.start import LaunchReport, Start, start_of
 
 
@@ -96,7 +96,15 @@ def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engi
     """
     start = start_of(config, progress)
     require_runnable(start.target)
-    program = obtain_program(start)
+    return engine_of(start, obtain_program(start))
+
+
+def engine_of(start: Start, program: RunnableProgram) -> EngineHandle:
+    """Bind a program and put an engine around it.
+
+    Raises:
+        WeightError, CapacityError, BundleError: as `bind`.
+    """
     bound = bind(start, program)
     length, pooling = bound.max_model_len, None
     if start.spec.task == "generate":
@@ -105,7 +113,7 @@ def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engi
         core, pooling = pooling_core(start, bound)
         length = core.scheduler.limits.longest_text
     watch_compiling(core, bound.executable, program.build)
-    name = config.model.name or start.spec.name
+    name = start.config.model.name or start.spec.name
     return EngineHandle(core, start.spec, name, program.key, length, start.report, pooling)
 
 

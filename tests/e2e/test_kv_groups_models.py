@@ -6,9 +6,10 @@ import functools
 
 import pytest
 import torch
+from support_engines import eager_llm
 from support_models import hf_config, hf_model, tiny_model
 
-from girih import LLM, SamplingParams
+from girih import SamplingParams
 
 NUM_TOKENS = 24
 LENGTHS = (3, 250, 90, 191, 60, 61, 62, 63)
@@ -53,7 +54,7 @@ def expected(kind):
 
 def new_llm(kind, **options):
     settings = {"max_model_len": 400, "block_size": 16, "num_blocks": 400, **options}
-    return LLM(str(tiny_model(kind, **MODELS[kind])), opt="O0", **settings)
+    return eager_llm(tiny_model(kind, **MODELS[kind]), **settings)
 
 
 def tokens(llm, wanted):

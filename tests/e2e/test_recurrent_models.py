@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support_engines import eager_llm
 from support_models import hf_config, hf_model, tiny_model
 
 from girih import LLM, SamplingParams
@@ -48,7 +49,7 @@ def expected():
 )
 def test_tokens_are_those_of_hugging_face(expected, options):
     settings = {"max_model_len": 64, "block_size": 16, "num_blocks": 40, **options}
-    llm = LLM(str(tiny_model("bamba", **HYBRID)), opt="O0", **settings)
+    llm = eager_llm(tiny_model("bamba", **HYBRID), **settings)
     outputs = llm.generate(prompts(), GREEDY)
     assert [list(o.outputs[0].token_ids) for o in outputs] == expected
     assert [o.num_cached_tokens for o in outputs] == [0] * len(outputs)

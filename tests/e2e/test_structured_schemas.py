@@ -7,13 +7,13 @@ import re
 
 import pytest
 from jsonschema import Draft7Validator, Draft202012Validator, FormatChecker
+from support_engines import eager_llm
 from support_models import tiny_model
 from support_schemas import LEAVES, WHOLE, WRAPPERS, all_schemas, closed
 
 from girih.kernels.errors import RequestError
 from girih.runtime.sampling_params import SamplingParams
 from girih.runtime.structured.output import StructuredOutput
-from girih.serve.llm import LLM
 
 FORMATS = FormatChecker(("date", "ipv4", "ipv6", "uuid", "email"))
 GROUPS = ("leaves", *WRAPPERS, "whole")
@@ -21,7 +21,7 @@ GROUPS = ("leaves", *WRAPPERS, "whole")
 
 @pytest.fixture(scope="module")
 def llm():
-    return LLM(str(tiny_model("llama")), opt="O0", max_num_seqs=64, num_blocks=900, threads=1)
+    return eager_llm(tiny_model("llama"), max_num_seqs=64, num_blocks=900, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def test_form_wins_over_bans(llm):
 def test_output_survives_preemption():
     """With few blocks requests lose theirs and come back: their matchers start anew."""
     path, limits = str(tiny_model("llama")), {"max_num_seqs": 8, "num_blocks": 10}
-    small = LLM(path, opt="O0", max_model_len=256, threads=1, **limits)
+    small = eager_llm(path, max_model_len=256, threads=1, **limits)
     forms = [StructuredOutput.regex(f"[a-z]{{60}}-{i}") for i in range(8)]
     outputs = generate(small, forms)
     assert small.handle.core.stats().num_preemptions > 0

@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from support_engines import eager_llm
 from support_models import tiny_model
 
-from girih import LLM, SamplingParams
+from girih import SamplingParams
 from girih.kernels.errors import BusyError, RequestError
 from girih.runtime.control import call_method
 
@@ -16,7 +17,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 
 def test_a_trace_holds_steps_and_what_ran_in_them(tmp_path):
     folder = tmp_path / "traces"
-    llm = LLM(str(tiny_model("llama")), profile_dir=str(folder), **OPTIONS)
+    llm = eager_llm(tiny_model("llama"), profile_dir=str(folder), **OPTIONS)
     core = llm.handle.core
     llm.generate([[5, 6, 7]], GREEDY)
     assert not folder.exists()
@@ -41,7 +42,7 @@ def test_a_trace_holds_steps_and_what_ran_in_them(tmp_path):
 
 
 def test_without_a_folder_nothing_is_profiled():
-    llm = LLM(str(tiny_model("llama")), **OPTIONS)
+    llm = eager_llm(tiny_model("llama"), **OPTIONS)
     with pytest.raises(RequestError, match=r"runtime\.profile_dir=DIR"):
         call_method(llm.handle.core, "profile_start", {})
     llm.close()

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from support_engines import eager_llm
 from support_models import tiny_model
 
 from girih import LLM, SamplingParams
@@ -20,7 +21,7 @@ def tokens(llm):
 
 @pytest.fixture
 def llm():
-    made = LLM(str(tiny_model("llama")), **OPTIONS)
+    made = eager_llm(tiny_model("llama"), **OPTIONS)
     yield made
     made.close()
 
@@ -43,7 +44,7 @@ def test_tokens_are_equal_after_a_sleep(llm, level):
 def test_new_weights_answer_like_a_fresh_start_with_them(llm):
     other = str(tiny_model("llama", seed=1))
     before = tokens(llm)
-    fresh = LLM(other, **OPTIONS)
+    fresh = eager_llm(other, **OPTIONS)
     expected = tokens(fresh)
     fresh.close()
     assert expected != before
@@ -85,7 +86,7 @@ def test_damaged_weights_are_refused_and_the_old_ones_serve(llm, tmp_path):
 def test_a_model_that_went_away_cannot_wake(tmp_path):
     path = tmp_path / "model"
     shutil.copytree(tiny_model("llama"), path)
-    llm = LLM(str(path), **OPTIONS)
+    llm = eager_llm(path, **OPTIONS)
     before = tokens(llm)
     llm.sleep()
     path.rename(tmp_path / "gone")

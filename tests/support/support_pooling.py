@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import support_tokenizer
 import torch
+from support_engines import eager_engine
 from tokenizers import Tokenizer, processors
 
 from girih.runtime.launch import EngineHandle, build_engine
@@ -116,6 +117,8 @@ def framing_tokenizer() -> str:
 def engine(path: Path, **options: Any) -> EngineHandle:
     """An engine over eager pieces."""
     wanted = {"opt": "O0", "threads": 1, "num_blocks": 60, "block_size": 16, **options}
+    if wanted["opt"] == "O0":
+        return eager_engine(path, **wanted)
     return build_engine(engine_config(str(path), wanted))
 
 

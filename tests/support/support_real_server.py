@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from support_engines import eager_engine
 
-from girih.runtime.launch import EngineHandle, build_engine
+from girih.runtime.launch import EngineHandle
 from girih.serve.config import ServeConfig
 from girih.serve.engine_start import Built, InlineStart
-from girih.serve.options import engine_config
 from girih.serve.server import GirihServer
 from girih.serve.tokenizer import load_tokenizer
 
@@ -28,11 +28,11 @@ def serving(model: Path, serve: dict[str, Any] | None = None, **options: Any) ->
         serve: fields of `ServeConfig`.
         options: of the engine, as for `LLM`.
     """
-    wanted = {"opt": "O0", "threads": 1, "num_blocks": 300, "name": "tiny", **options}
+    wanted = {"threads": 1, "num_blocks": 300, "name": "tiny", **options}
     handles: list[EngineHandle] = []
 
     def build(progress: Any) -> Built:
-        handles.append(build_engine(engine_config(str(model), wanted), progress))
+        handles.append(eager_engine(model, **wanted))
         return Built(handles[0], load_tokenizer(model))
 
     config = ServeConfig(

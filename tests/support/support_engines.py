@@ -1,0 +1,37 @@
+"""Engines over eager pieces; programs with one key are traced once per test process."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from girih import LLM
+from girih.kernels.target import require_runnable
+from girih.passes.build import bundle_key
+from girih.runtime.launch import EngineHandle, engine_of
+from girih.runtime.runnable_program import RunnableProgram, obtain_program
+from girih.runtime.start import start_of
+from girih.serve.options import engine_config
+from girih.serve.tokenizer import load_tokenizer
+
+_PROGRAMS: dict[str, RunnableProgram] = {}
+
+
+def eager_engine(path: Path | str, **options: Any) -> EngineHandle:
+    """What `build_engine` returns at O0."""
+    start = start_of(engine_config(str(path), {"opt": "O0", **options}))
+    require_runnable(start.target)
+    key = bundle_key(start.spec, start.config.opt, start.target).digest
+    if key not in _PROGRAMS:
+        _PROGRAMS[key] = obtain_program(start)
+    else:
+        start.report.bundle = "none: traced before"
+    program = _PROGRAMS[key]
+    return engine_of(start, dataclasses.replace(program, tiles=dict(program.tiles)))
+
+
+def eager_llm(path: Path | str, **options: Any) -> LLM:
+    """What `LLM(path, opt="O0", ...)` makes."""
+    handle = eager_engine(path, **options)
+    return LLM.from_engine(handle, load_tokenizer(handle.model_path))
