@@ -18,7 +18,15 @@ import numpy as np
 import torch
 
 from girih.graph.inductor import TileFn
-from girih.graph.program import AttentionStep, ProgramLayout, StateSpec, StateStep, Step, TileStep
+from girih.graph.program import (
+    AttentionStep,
+    EagerStep,
+    ProgramLayout,
+    StateSpec,
+    StateStep,
+    Step,
+    TileStep,
+)
 from girih.graph.trace import MAX_STEP_TOKENS
 from girih.kernels.attention import (
     AttentionBackend,
@@ -27,6 +35,7 @@ from girih.kernels.attention import (
     choose_backend,
     kv_cache_shapes,
 )
+from girih.kernels.eager_ops import eager_module
 from girih.kernels.errors import CapacityError, EngineError
 from girih.kernels.kv_groups import KVCachePlan, KVCacheSpec, one_group
 from girih.kernels.kv_layout import SCALE_BYTES
@@ -125,6 +134,7 @@ class Executable:
         self._template: list[torch.Tensor | None] = [None] * layout.num_values
         self.set_weights(weights)
         self._tiles = tiles
+        self._eager = {spec.name: eager_module(spec.name) for spec in layout.eager_specs}
         self.before_step: Callable[[], None] | None = None
         self.choose_attention(attention)
         self.num_state_slots = num_state_slots
@@ -153,6 +163,8 @@ class Executable:
                 results = self._tiles[item.tile]([values[i] for i in item.inputs])  # type: ignore[misc]
                 for number, result in zip(item.outputs, results, strict=True):
                     values[number] = result
+            elif isinstance(item, EagerStep):
+                self._run_eager(item, values)
             else:
                 values[item.output] = self._opaque(item, values, step, plans)
             for number in dead:
@@ -241,6 +253,15 @@ class Executable:
         if isinstance(item, AttentionStep):
             return self._attend(item, values, step, plans)
         return self._recur(item, values, step)
+
+    def _run_eager(self, item: EagerStep, values: list[torch.Tensor | None]) -> None:
+        """Call a module as transformers wrote it."""
+        run = self._eager[item.spec.name]
+        inputs, weights = ([values[i] for i in group] for group in (item.inputs, item.weights))
+        results = run(inputs, weights)  # type: ignore[arg-type]
+        for number, result in zip(item.outputs, results, strict=True):
+            if number is not None:
+                values[number] = result
 
     def _attend(
         self,
@@ -385,7 +406,7 @@ def _values_dead_after(layout: ProgramLayout) -> list[tuple[int, ...]]:
     for position, item in enumerate(layout.steps):
         for number in _reads(item):
             last[number] = position
-        for number in item.outputs if isinstance(item, TileStep) else (item.output,):
+        for number in _makes(item):
             last.setdefault(number, position)
     keep = {layout.result, *layout.weights.values()}
     dead: list[list[int]] = [[] for _ in layout.steps]
@@ -409,7 +430,15 @@ def _outputs_that_live_on(layout: ProgramLayout) -> set[int]:
 def _reads(item: Step) -> list[int]:
     if isinstance(item, AttentionStep):
         return [n for n in (item.q, item.k, item.v, item.sinks, item.slopes) if n is not None]
+    if isinstance(item, EagerStep):
+        return [*item.inputs, *item.weights]
     return [n for n in item.inputs if n is not None]
+
+
+def _makes(item: Step) -> list[int]:
+    if isinstance(item, (TileStep, EagerStep)):
+        return [n for n in item.outputs if n is not None]
+    return [item.output]
 
 
 def run_state_step(

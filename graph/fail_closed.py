@@ -5,7 +5,8 @@
     3. outside the captured ops, a token's row depends on that token only
 
 The third makes packing several sequences into one step right: only captured ops, which get the
-boundaries of sequences, may look at other tokens.
+boundaries of sequences, may look at other tokens. A module that stays eager is held to it by
+running it (`eager_modules`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
-from girih.graph.opaque import is_opaque
+from girih.graph.opaque import is_opaque, mixes_tokens
 from girih.kernels.errors import TraceError
 
 
@@ -26,7 +27,7 @@ def check_captured(graph: fx.Graph, architecture: str) -> None:
     Raises:
         TraceError: names the first operation that breaks a rule, and its module.
     """
-    if not any(is_opaque(node) for node in graph.nodes):
+    if not any(mixes_tokens(node) for node in graph.nodes):
         raise TraceError(
             f"{architecture} does not route its attention through transformers' attention "
             "interface, so it cannot be paged; this architecture is not supported"

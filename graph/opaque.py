@@ -1,14 +1,18 @@
-"""The ops that split a program: attention and recurrences, which see more than their own token."""
+"""The ops that split a program: attention, recurrences, and modules that stay eager."""
 
 from __future__ import annotations
+
+import operator
 
 import torch
 from torch import fx
 
+import girih.kernels.eager_ops
 import girih.kernels.ops  # registers girih::attention  # noqa: F401
 from girih.kernels.state_ops import STATE_OPS, StateOp
 
 ATTENTION = torch.ops.girih.attention.default
+EAGER = torch.ops.girih.eager_module.default
 _STATE_TARGETS = {getattr(torch.ops.girih, name).default: op for name, op in STATE_OPS.items()}
 
 
@@ -22,6 +26,26 @@ def state_op(node: fx.Node) -> StateOp | None:
     return _STATE_TARGETS.get(node.target)  # type: ignore[arg-type]
 
 
+def is_eager(node: fx.Node) -> bool:
+    """Whether a node calls a module that stays eager."""
+    return node.target is EAGER
+
+
+def mixes_tokens(node: fx.Node) -> bool:
+    """Whether a node sees more than its own token: attention, or a recurrence."""
+    return node.target is ATTENTION or node.target in _STATE_TARGETS
+
+
 def is_opaque(node: fx.Node) -> bool:
     """Whether a node becomes a step of its own."""
-    return node.target is ATTENTION or node.target in _STATE_TARGETS
+    return mixes_tokens(node) or is_eager(node)
+
+
+def is_result(node: fx.Node) -> bool:
+    """Whether a node only names one of the results of an eager module."""
+    return node.target is operator.getitem and is_eager(node.args[0])  # type: ignore[arg-type]
+
+
+def opaque_results(node: fx.Node) -> list[fx.Node]:
+    """The values an opaque node makes: itself, or the results of an eager module."""
+    return [u for u in node.users if is_result(u)] if is_eager(node) else [node]

@@ -1,11 +1,11 @@
-"""Split the lowered graph at attention and recurrences into pieces; equal pieces share a tile.
+"""Split the lowered graph at opaque ops into pieces; equal pieces share a tile.
 
     piece 0 │ attention │ piece 1 │ attention │ ... │ piece L
 
-A recurrence splits like an attention. A node belongs to the piece after the last one it depends on,
-so work that depends on none (RoPE tables, per-layer embeddings) lands in piece 0 whatever layer
-uses it. Nodes that depend on weights only, and sizes, are repeated in each piece that needs them. A
-piece's inputs are numbered by first use and its text is canonical, so equal layers have equal tile
+A recurrence, and a module that stays eager, split like an attention. A node belongs to the piece
+after the last one it depends on, so work that depends on none (RoPE tables, per-layer embeddings)
+lands in piece 0 whatever layer uses it. Nodes that depend on weights only, and sizes, are repeated
+in each piece that needs them. A piece's inputs are numbered by first use and its text is canonical, so equal layers have equal tile
 keys; what differs between them (weights, KV slot, window, scale) is wiring of the program, not part
 of a tile.
 """
@@ -18,9 +18,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
+from girih.graph.eager_modules import eager_spec
 from girih.graph.opaque import ATTENTION as ATTENTION
-from girih.graph.opaque import is_attention, is_opaque, state_op
-from girih.graph.program import AttentionStep, ProgramLayout, StateSpec, StateStep, Step, TileStep
+from girih.graph.opaque import is_attention, is_eager, is_opaque, is_result, state_op
+from girih.graph.program import (
+    AttentionStep,
+    EagerStep,
+    ProgramLayout,
+    StateSpec,
+    StateStep,
+    Step,
+    TileStep,
+)
 from girih.graph.text import digest, graph_text
 from girih.graph.trace import INPUT_NAMES
 from girih.graph.weight_plan import WeightPlan
@@ -140,7 +149,7 @@ def _collect_pieces(graph: fx.Graph, levels: dict[fx.Node, int]) -> list[_Piece]
     depth = max(levels.values()) + 1
     members: list[list[fx.Node]] = [[] for _ in range(depth)]
     for node in graph.nodes:
-        computes = node.op == "call_function" and not is_opaque(node)
+        computes = node.op == "call_function" and not (is_opaque(node) or is_result(node))
         if computes and not _is_repeated(node, levels):
             members[levels[node]].append(node)
         if is_opaque(node):  # nobody else computes what it reads of the weights
@@ -321,6 +330,8 @@ class _Slots:
 def _opaque_step(node: fx.Node, slots: _Slots, values: _Values) -> Step:
     if is_attention(node):
         return _attention_step(node, slots, values)
+    if is_eager(node):
+        return _eager_step(node, values)
     op = state_op(node)
     assert op is not None
     missing = [None] * (len(op.arguments) - len(node.args))
@@ -334,6 +345,17 @@ def _opaque_step(node: fx.Node, slots: _Slots, values: _Values) -> Step:
     )
     numbers = tuple(values.number(n) if n is not None else None for n in arguments)
     return StateStep(slots.state(), spec, numbers, values.number(node))
+
+
+def _eager_step(node: fx.Node, values: _Values) -> EagerStep:
+    inputs, weights, name = node.args[:3]
+    results = {user.args[1]: values.number(user) for user in node.users}
+    return EagerStep(
+        eager_spec(name),
+        tuple(values.number(n) for n in inputs),
+        tuple(values.number(n) for n in weights),
+        tuple(results.get(number) for number in range(len(node.meta["val"]))),
+    )
 
 
 def _attention_step(node: fx.Node, slots: _Slots, values: _Values) -> AttentionStep:

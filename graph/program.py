@@ -93,7 +93,47 @@ class StateStep:
     output: int
 
 
-Step = TileStep | AttentionStep | StateStep
+@dataclass(frozen=True)
+class EagerSpec:
+    """A module of the model that runs as transformers wrote it.
+
+    Attributes:
+        name: it is registered under, in `girih.kernels.eager_ops`.
+        kind: its class.
+        place: file and line that could not be captured, "modeling_x.py:12".
+        reason: why not.
+        path: of the module in transformers' model; the first of those that compute alike.
+        weights: its parameters and buffers by the module's own names, in the order they are passed.
+        call: how it is called, as `CallForm` writes it.
+    """
+
+    name: str
+    kind: str
+    place: str
+    reason: str
+    path: str
+    weights: tuple[str, ...]
+    call: str
+
+
+@dataclass(frozen=True)
+class EagerStep:
+    """Call a module that stays eager.
+
+    Attributes:
+        spec: the module.
+        inputs: value numbers of the tensors it is called with.
+        weights: value numbers of its weights.
+        outputs: numbers given to its results; None where nobody reads one.
+    """
+
+    spec: EagerSpec
+    inputs: tuple[int, ...]
+    weights: tuple[int, ...]
+    outputs: tuple[int | None, ...]
+
+
+Step = TileStep | AttentionStep | StateStep | EagerStep
 
 
 @dataclass(frozen=True)
@@ -124,6 +164,12 @@ class ProgramLayout:
     def state_specs(self) -> list[StateSpec]:
         """One per state slot, in slot order."""
         return [s.spec for s in self.steps if isinstance(s, StateStep)]
+
+    @property
+    def eager_specs(self) -> list[EagerSpec]:
+        """Modules that stay eager, each once, in order of first use."""
+        found = {s.spec.name: s.spec for s in self.steps if isinstance(s, EagerStep)}
+        return list(found.values())
 
     @property
     def is_bidirectional(self) -> bool:
@@ -167,6 +213,9 @@ def _step_from_json(row: dict[str, Any]) -> Step:
         shapes = tuple(tuple(shape) for shape in spec["shapes"])
         state = StateSpec(spec["op"], shapes, spec["dtype"])
         return StateStep(row["layer"], state, tuple(row["inputs"]), row["output"])
+    if kind == "EagerStep":
+        module = EagerSpec(**{**row["spec"], "weights": tuple(row["spec"]["weights"])})
+        return EagerStep(module, *(tuple(row[name]) for name in ("inputs", "weights", "outputs")))
     return AttentionStep(**{**row, "spec": AttentionSpec(**row["spec"])})
 
 
@@ -178,6 +227,7 @@ def program_map(layout: ProgramLayout, tile_notes: dict[str, str], plan: WeightP
     for key, count in counts.items():
         pieces = "piece" if count == 1 else "pieces"
         lines.append(f"{names[key]} {key}  × {count} {pieces}: {tile_notes.get(key, '')}")
+    lines += _eager_lines(layout)
     gib = sum(e.num_bytes for e in plan.entries.values()) / 2**30
     lines.append(f"weights {len(plan.entries)} tensors, {gib:.2f} GiB")
     lines.append(f"kv slots {_spec_counts(layout) or 'none'}")
@@ -202,9 +252,21 @@ def _runs(layout: ProgramLayout, names: dict[str, str]) -> str:
     return ", ".join(f"({', '.join(p)}) × {n}" if n > 1 else p[0] for p, n in parts)
 
 
+def _eager_lines(layout: ProgramLayout) -> list[str]:
+    """What stays eager, where it is written, and why."""
+    counts = Counter(s.spec.name for s in layout.steps if isinstance(s, EagerStep))
+    return [
+        f"eager {spec.kind} ({spec.place}) × {counts[spec.name]} as transformers wrote it: "
+        f"{spec.reason}"
+        for spec in layout.eager_specs
+    ]
+
+
 def _word(step: Step, names: dict[str, str]) -> str:
     if isinstance(step, TileStep):
         return names[step.tile]
+    if isinstance(step, EagerStep):
+        return f"eager {step.spec.kind}"
     return "attention" if isinstance(step, AttentionStep) else step.spec.op
 
 

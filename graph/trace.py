@@ -29,6 +29,7 @@ from girih.graph import capture
 from girih.graph.adaptations import Adaptations, attention_classes
 from girih.graph.checkpoint import open_checkpoint
 from girih.graph.conversions import plan_sources
+from girih.graph.eager_modules import EagerModules
 from girih.graph.fail_closed import check_captured, writes
 from girih.graph.order import canonical_order
 from girih.graph.pooled_model import RowSelection, last_rows, mean_rows
@@ -139,8 +140,8 @@ def trace(spec: ModelSpec, progress: Progress = no_progress) -> Traced:
     progress(ProgressEvent("trace", 0, None, f"import {spec.architecture}"))
     model = build_on_meta(spec)
     progress(ProgressEvent("trace", 0, None, spec.architecture))
-    with Adaptations(model) as adaptations, capture.Capture(model):
-        exported = _export(_StepModule(model, spec, adaptations.first_position()), spec)
+    with Adaptations(model) as adaptations:
+        exported = _captured(model, spec, adaptations.first_position())
     graph, weights, written = _with_named_weights(exported, model, spec)
     _number_rows_by_position(graph)
     canonical_order(graph, INPUT_NAMES)
@@ -214,6 +215,33 @@ def auto_class(spec: ModelSpec) -> Any:
     if architecture in masked:
         return AutoModelForMaskedLM
     return AutoModel if architecture in plain else AutoModelForCausalLM
+
+
+def _captured(
+    model: torch.nn.Module, spec: ModelSpec, first_position: int
+) -> torch.export.ExportedProgram:
+    """Export a model; what cannot be captured and works token by token stays eager.
+
+    Raises:
+        TraceError: names the line, and why no module around it can stay eager.
+    """
+    eager = EagerModules(model, spec.key[:8])
+
+    def export() -> torch.export.ExportedProgram:
+        with capture.Capture(model), eager.in_place():
+            return _export(_StepModule(model, spec, first_position), spec)
+
+    while True:
+        try:
+            return export()
+        except TraceError as refusal:
+            cause = refusal.__cause__
+            if cause is None or isinstance(_cause(cause), GirihError):
+                raise
+            try:
+                eager.take(cause, export)
+            except TraceError as why:
+                raise TraceError(f"{refusal}; {why}") from cause
 
 
 def _export(wrapper: torch.nn.Module, spec: ModelSpec) -> torch.export.ExportedProgram:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import fx
 
-from girih.graph.opaque import is_opaque
+from girih.graph.opaque import is_opaque, is_result, opaque_results
 from girih.kernels.target import Target
 from girih.passes.pass_api import PassContext, Phase, insert_call, refresh_values, register_pass
 
@@ -18,7 +18,7 @@ _SELECTORS = {aten.index_select.default, aten.index.Tensor}
 
 def _expects(graph: fx.Graph, target: Target) -> str | None:
     selector = _find_selector(graph)
-    if selector is None or is_opaque(selector.args[0]):
+    if selector is None or is_opaque(selector.args[0]) or is_result(selector.args[0]):
         return None
     return "rows are selected below the last attention"
 
@@ -58,7 +58,8 @@ def _find_selector(graph: fx.Graph) -> fx.Node | None:
 def _rows_region(graph: fx.Graph, selector: fx.Node) -> list[fx.Node]:
     """Nodes from the last attention or recurrence to the selector, along the tokens, in order."""
     last = [n for n in graph.nodes if is_opaque(n)][-1]
-    after: set[fx.Node] = {last}
+    results = opaque_results(last)
+    after: set[fx.Node] = {*results}
     region = []
     for node in graph.nodes:
         if node is selector:

@@ -48,6 +48,8 @@ def why_not_invariant(executable: Executable, bundle: Bundle | None) -> str | No
         return "eager pieces answer (opt=O0, or compile.mode=background without a bundle)"
     if executable.layout.state_specs:
         return "the model's recurrent layers run in plain torch"
+    if executable.layout.eager_specs:
+        return f"the model's {executable.layout.eager_specs[0].kind} runs in plain torch"
     for choice in executable.backends:
         if choice.backend.name != INVARIANT_ATTENTION:
             return f"attention runs on the {choice.backend.name} backend"

@@ -6,7 +6,7 @@ import colorsys
 from dataclasses import dataclass
 from html import escape
 
-from girih.graph.program import AttentionStep, ProgramLayout, TileStep
+from girih.graph.program import AttentionStep, EagerStep, ProgramLayout, TileStep
 from girih.passes.report import PassRecord
 from girih.runtime.tile_stats import TileCost
 
@@ -121,6 +121,9 @@ def _program(data: PageData) -> str:
             s = step.spec
             window = f", window {s.window}" if s.window else ""
             title = f"attention {step.layer}: {s.num_heads} heads of {s.head_dim}{window}"
+            cells.append(f'<span class="a" title="{escape(title)}"></span>')
+        elif isinstance(step, EagerStep):
+            title = f"eager {step.spec.kind} ({step.spec.place}): {step.spec.reason}"
             cells.append(f'<span class="a" title="{escape(title)}"></span>')
         else:
             cells.append(f'<span class="a" title="{type(step).__name__}"></span>')
