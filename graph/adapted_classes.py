@@ -294,6 +294,21 @@ def _dense_indexer(self: Any, *arguments: Any, **options: Any) -> Any:
     return int(self.index_topk)
 
 
+class _Everything:
+    """What a selection leaves of a mask when it selects every token: the mask."""
+
+    def __rand__(self, mask: torch.Tensor) -> torch.Tensor:
+        return mask
+
+
+def _dense_selection(self: Any, *arguments: Any, **options: Any) -> Any:
+    """Qwen 4 picks `indexer_budget` tokens in blocks: all of them, up to that many.
+
+    `ModelSpec.max_position` keeps sequences within it.
+    """
+    return _Everything()
+
+
 METHODS: dict[str, dict[str, Callable[..., Any]]] = {
     "GPTNeoSelfAttention": {"_attn": _gpt_neo},
     "GPTNeoXJapaneseAttention": {"_attn": _gpt_neox_japanese},
@@ -316,6 +331,7 @@ METHODS: dict[str, dict[str, Callable[..., Any]]] = {
     "AXK2Indexer": {"forward": _dense_indexer},
     "HYV4Indexer": {"forward": _dense_indexer},
     "Dots3NoteTextIndexer": {"forward": _dense_indexer},
+    "Qwen4ExpTextQSAIndexer": {"forward": _dense_selection},
     "DbrxExperts": {"forward": _dbrx_experts},
     "LongcatFlashExperts": {"forward": _longcat_experts},
     "JetMoeTopKGating": {"forward": _jetmoe_router},

@@ -464,13 +464,14 @@ def _random_weights(
     model: torch.nn.Module, module: torch.nn.Module, names: tuple[str, ...]
 ) -> list[torch.Tensor]:
     """Parameters of a trained model's size; buffers as the model's own code makes them."""
+    owner = _owner(model, module)
     real = copy.deepcopy(module).to_empty(device="cpu")
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for tensor in (*real.parameters(), *real.buffers()):
             tensor.zero_()
         for part in real.modules():
-            model._init_weights(part)  # type: ignore[operator]
+            owner._init_weights(part)  # type: ignore[operator]
         for parameter in real.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim < 2:
@@ -478,6 +479,12 @@ def _random_weights(
             else:
                 parameter.copy_(noise * 1.5 * parameter.shape[-1] ** -0.5)
     return [_tensor(real, name).detach() for name in names]
+
+
+def _owner(model: torch.nn.Module, module: torch.nn.Module) -> torch.nn.Module:
+    """The innermost part of transformers' own around a module: it knows how to begin."""
+    parts = [p for p in model.modules() if hasattr(p, "_init_weights")]
+    return [p for p in parts if any(inner is module for inner in p.modules())][-1]
 
 
 # ---- finding the place ----

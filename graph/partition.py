@@ -5,9 +5,9 @@
 A recurrence, and a module that stays eager, split like an attention. A node belongs to the piece
 after the last one it depends on, so work that depends on none (RoPE tables, per-layer embeddings)
 lands in piece 0 whatever layer uses it. Nodes that depend on weights only, and sizes, are repeated
-in each piece that needs them. A piece's inputs are numbered by first use and its text is canonical, so equal layers have equal tile
-keys; what differs between them (weights, KV slot, window, scale) is wiring of the program, not part
-of a tile.
+in each piece that needs them. A piece's inputs are numbered by first use and its text is canonical,
+so equal layers have equal tile keys; what differs between them (weights, KV slot, window, scale) is
+wiring of the program, not part of a tile.
 """
 
 from __future__ import annotations

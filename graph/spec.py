@@ -66,10 +66,11 @@ class ModelSpec:
     def max_position(self) -> int:
         """Longest sequence the configuration allows, in tokens.
 
-        A sparse attention that picks `index_topk` tokens is run as full attention, which is the
-        same for sequences of at most that length.
+        A sparse attention that picks so many tokens (`index_topk`, `indexer_budget`) is run as full
+        attention, which is the same for sequences of at most that length.
         """
-        return min(self._configured_length, int(self.text_config.get("index_topk") or 1 << 62))
+        picked = [self.text_config.get(name) for name in ("index_topk", "indexer_budget")]
+        return min([self._configured_length, *(int(number) for number in picked if number)])
 
     @property
     def usual_length(self) -> int:

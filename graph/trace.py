@@ -15,10 +15,12 @@ for single families in `adaptations`, what must hold of the graph in `fail_close
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,9 +142,10 @@ def trace(spec: ModelSpec, progress: Progress = no_progress) -> Traced:
     progress(ProgressEvent("trace", 0, None, f"import {spec.architecture}"))
     model = build_on_meta(spec)
     progress(ProgressEvent("trace", 0, None, spec.architecture))
-    with Adaptations(model) as adaptations:
+    with Adaptations(model) as adaptations, _quiet():
         exported = _captured(model, spec, adaptations.first_position())
     graph, weights, written = _with_named_weights(exported, model, spec)
+    _on_one_device(graph)
     _number_rows_by_position(graph)
     canonical_order(graph, INPUT_NAMES)
     weights = WeightPlan([weights.entries[name] for name in _weight_names(graph)])
@@ -215,6 +218,22 @@ def auto_class(spec: ModelSpec) -> Any:
     if architecture in masked:
         return AutoModelForMaskedLM
     return AutoModel if architecture in plain else AutoModelForCausalLM
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what the exporter logs and prints of a failure off the terminal; errors say it."""
+    from torch.export import _trace
+
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    vars(_trace)["print"] = lambda *values, **options: None  # the graph up to there, to stderr
+    try:
+        yield
+    finally:
+        vars(_trace).pop("print", None)
+        logger.setLevel(level)
 
 
 def _captured(
@@ -411,6 +430,23 @@ def _constant_values(
     model._initialize_missing_keys(False)  # type: ignore[operator]
     buffers = {**dict(model.named_buffers()), **pinned}
     return {name: buffers[name].detach().clone() for name in wanted}
+
+
+def _on_one_device(graph: fx.Graph) -> None:
+    """Have what the model's code makes on the CPU made where its weights are."""
+    meta = torch.device("meta")
+    moved: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if node.kwargs.get("device") == torch.device("cpu"):
+            node.update_kwarg("device", meta)
+        elif not moved.intersection(node.all_input_nodes):
+            continue
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.device != meta:
+            node.meta["val"] = value.to(meta)
+            moved.add(node)
 
 
 def _number_rows_by_position(graph: fx.Graph) -> None:

@@ -39,7 +39,7 @@ from girih.runtime.agreement import (
 )
 from girih.runtime.cache_size import available_memory
 from girih.runtime.config import EngineConfig
-from girih.runtime.runnable_program import bundle_tiles
+from girih.runtime.runnable_program import bundle_code
 from girih.runtime.start import target_of
 
 # Reference, loaded weights and what loading needs beside them, by the bytes of the weights.
@@ -160,7 +160,7 @@ def _executable(
         limit = int(config.compile.cache_gib * 2**30)
         bundle, _ = find_or_build(spec, config.opt, target, None, progress, limit)
         layout, plan, constants = bundle.layout, bundle.weights, bundle.constants
-        tiles, attention = bundle_tiles(bundle), None
+        tiles, attention = bundle_code(bundle, spec), None
     else:
         _, program = lower_and_partition(trace(spec, progress), config.opt, target)
         layout, plan, constants = program.layout, program.weights, program.constants

@@ -8,11 +8,13 @@ from functools import partial
 import torch
 
 from girih.graph.bundle import Bundle
+from girih.graph.eager_modules import build_eager_modules
 from girih.graph.inductor import TileFn, eager_tile, load_tile
 from girih.graph.partition import Program
 from girih.graph.program import ProgramLayout
 from girih.graph.progress import Progress
-from girih.graph.trace import trace
+from girih.graph.spec import ModelSpec
+from girih.graph.trace import build_on_meta, trace
 from girih.graph.weight_plan import WeightPlan
 from girih.kernels.library import load_library
 from girih.passes.background import BuildObserver
@@ -58,6 +60,12 @@ def obtain_program(start: Start) -> RunnableProgram:
         return _while_compiling(start)
     bundle, start.report.bundle = start.report.timed("bundle", lambda: _find(start))
     return _loaded(start, bundle)
+
+
+def bundle_code(bundle: Bundle, spec: ModelSpec) -> dict[str, TileFn]:
+    """The compiled tiles of a bundle by key; the modules of `spec` that stay eager are built."""
+    build_eager_modules(bundle.layout, lambda: build_on_meta(spec))
+    return bundle_tiles(bundle)
 
 
 def bundle_tiles(bundle: Bundle) -> dict[str, TileFn]:
@@ -110,7 +118,7 @@ def _find(
 
 
 def _loaded(start: Start, bundle: Bundle) -> RunnableProgram:
-    tiles = start.report.timed("load tiles", lambda: bundle_tiles(bundle))
+    tiles = start.report.timed("load tiles", lambda: bundle_code(bundle, start.spec))
     return RunnableProgram(
         bundle.layout, tiles, bundle.weights, bundle.constants, bundle.key.digest, None, bundle
     )

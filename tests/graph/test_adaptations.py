@@ -34,6 +34,7 @@ FAMILY = {
     "AXK2Indexer": "axk2",
     "HYV4Indexer": "hy_v4",
     "Dots3NoteTextIndexer": "dots3_note_text",
+    "Qwen4ExpTextQSAIndexer": "qwen4_exp_text",
     "DbrxExperts": "dbrx",
     "LongcatFlashExperts": "longcat_flash",
     "JetMoeTopKGating": "jetmoe",
@@ -76,7 +77,11 @@ def test_every_adapted_method_is_one_of_a_class_of_transformers():
 
     missing = dict(METHODS)
     for name, methods in METHODS.items():
-        folder = {"openai-gpt": "openai", "dots3_note_text": "dots3_note"}
+        folder = {
+            "openai-gpt": "openai",
+            "dots3_note_text": "dots3_note",
+            "qwen4_exp_text": "qwen4_exp",
+        }
         family = folder.get(FAMILY[name], FAMILY[name])
         path = f"transformers.models.{family}.modeling_{family}"
         if name in vars(importlib.import_module(path)):

@@ -161,7 +161,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "zaya": {"num_experts_per_tok": 1},
     "qwen4_exp_text": {
-        "indexer_n_heads": 4, "indexer_kv_heads": 2, "indexer_head_dim": 16,
+        "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16,
         "indexer_budget": 64, "indexer_compress_ratio": 4,
     },
     "codegen": {"rotary_dim": 8},
@@ -204,7 +204,6 @@ REFUSED: dict[str, str] = {
     "doge": "DogeAttention passes its attention a mask of its own making",
     "inkling_text": "InklingAttention needs attention with 'position_bias'",
     "inkling2_text": "unsupported",
-    "qwen4_exp_text": "could not be traced",
     "xlnet": "could not be traced",
     "mpnet": "does not route its attention through transformers' attention interface",
     "deberta-v2": "does not route its attention through transformers' attention interface",

@@ -13,10 +13,16 @@ from typing import Any
 
 import torch
 from support_models import SMALL, write_hf
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+)
 
-LIMIT = 3.0
+LIMIT, OFFSET = 3.0, 0.25
 
 
 class SpreadConfig(LlamaConfig):
@@ -39,7 +45,7 @@ class SpreadMLP(nn.Module):
             nn.Sequential(nn.Linear(size, inner), nn.SiLU(), nn.Linear(inner, size))
             for _ in range(config.num_experts)
         )
-        self.register_buffer("offset", torch.full((size,), 0.25), persistent=False)
+        self.register_buffer("offset", torch.full((size,), OFFSET), persistent=False)
         self.mixes, self.counts, self.calls = config.mixes, config.counts, 0
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,21 +75,30 @@ class _First(nn.Module):
         return out * (1.0 + chosen[..., :1])
 
 
-class SpreadForCausalLM(LlamaForCausalLM):
-    """A Llama with such feed-forward parts."""
-
-    config_class = SpreadConfig
+class SpreadModel(LlamaModel):
+    """A Llama with such feed-forward parts, without a head."""
 
     def __init__(self, config: SpreadConfig) -> None:
         super().__init__(config)
-        for layer in self.model.layers:
+        for layer in self.layers:
             layer.mlp = _First(config)
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, SpreadMLP):
-            module.offset.fill_(0.25)
+            module.offset.fill_(OFFSET)
+
+
+class SpreadForCausalLM(LlamaForCausalLM):
+    """The same with its head."""
+
+    config_class = SpreadConfig
+
+    def __init__(self, config: SpreadConfig) -> None:
+        super().__init__(config)
+        self.model = SpreadModel(config)
+        self.post_init()
 
 
 AutoConfig.register("girih_spread", SpreadConfig, exist_ok=True)
