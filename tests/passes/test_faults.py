@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support_models import opt_o2, tiny_spec
+from support_models import opt_o2, tiny_spec, tiny_traced
 
 from girih.graph import inductor
 from girih.kernels.errors import BundleError, CompileError
@@ -20,7 +20,7 @@ TARGET = Target("cpu", "avx2", 2, "g++")
 
 @pytest.fixture
 def quick(monkeypatch, tmp_path):
-    """Builds whose tiles are empty files: no compiler runs."""
+    """Builds whose tiles are empty files: no compiler runs, and the model was traced before."""
 
     class Pool:
         def __init__(self, at_once):
@@ -40,6 +40,7 @@ def quick(monkeypatch, tmp_path):
                 package.write_bytes(b"code")
                 done(package, 0.1)
 
+    monkeypatch.setattr(build, "trace", lambda spec, progress: tiny_traced("llama"))
     monkeypatch.setattr(build, "CompilePool", Pool)
     monkeypatch.setattr(build, "require_compiler", lambda: None)
     monkeypatch.setattr(build._Build, "_build_library", lambda self, path: path.write_bytes(b"so"))
