@@ -35,6 +35,37 @@ async def sse_events_async(lines: AsyncIterable[str]) -> AsyncIterator[dict[str,
             yield _parsed(data)
 
 
+class _Lines:
+    """Lines of a text that comes in chunks. Only line feeds end one: httpx's own lines end at every
+    separator of Unicode, which JSON may hold within a string."""
+
+    def __init__(self) -> None:
+        self._rest = ""
+
+    def take(self, chunk: str) -> list[str]:
+        """The lines that a chunk completes."""
+        *lines, self._rest = (self._rest + chunk).split("\n")
+        return [line.removesuffix("\r") for line in lines]
+
+
+def sse_lines(chunks: Iterable[str]) -> Iterator[str]:
+    """The lines of an event stream (`Response.iter_text`)."""
+    lines = _Lines()
+    for chunk in chunks:
+        yield from lines.take(chunk)
+    yield from lines.take("\n")
+
+
+async def sse_lines_async(chunks: AsyncIterable[str]) -> AsyncIterator[str]:
+    """`sse_lines` of chunks that come asynchronously."""
+    lines = _Lines()
+    async for chunk in chunks:
+        for line in lines.take(chunk):
+            yield line
+    for line in lines.take("\n"):
+        yield line
+
+
 def _data(line: str) -> str:
     """What a line carries; empty for comments and other fields."""
     return line.removeprefix("data:").strip() if line.startswith("data:") else ""

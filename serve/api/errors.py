@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from girih.kernels.errors import (
     BusyError,
@@ -31,6 +32,7 @@ TYPES = {
     503: "server_error",
 }
 RETRY_SECONDS = 1
+CLIENT_CLOSED = 499  # as nginx logs it
 MAX_MESSAGE = 1500
 
 
@@ -137,6 +139,10 @@ def install_error_handlers(app: FastAPI) -> None:
         response.headers.update(error.headers or {})
         return response
 
+    async def to_nobody(_: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED)  # its client left while it sent the request
+
+    app.add_exception_handler(ClientDisconnect, to_nobody)
     for kind in (ApiError, GirihError, Exception):
         app.add_exception_handler(kind, from_error)
     app.add_exception_handler(HTTPException, from_http)

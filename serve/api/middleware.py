@@ -118,7 +118,8 @@ class Guard:
             if is_whole:  # only a disconnect can come now
                 return await receive()
             try:
-                message = await asyncio.wait_for(receive(), deadline - time.monotonic())
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    message = await receive()
             except TimeoutError:
                 raise self._too_slow(seen) from None
             if message["type"] == "http.request":

@@ -20,11 +20,19 @@ from girih.serve.output_processor import Delta
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+_LINE_ENDS = [(c.encode(), f"\\u{ord(c):04x}".encode()) for c in "\x85\u2028\u2029"]
 
 
 def event(body: Any) -> bytes:
-    """Encode one server-sent event."""
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+    """Encode one server-sent event.
+
+    Characters that some clients (httpx's `iter_lines`) take for the end of a line are escaped.
+    """
+    data = msgspec.json.encode(body)
+    for character, escaped in _LINE_ENDS:
+        if character in data:
+            data = data.replace(character, escaped)
+    return b"data: " + data + b"\n\n"
 
 
 async def submit_all(engine: AsyncEngine, requests: Sequence[EngineRequest]) -> list[RequestStream]:
@@ -105,7 +113,9 @@ async def interleave(
     try:
         while remaining:
             try:
-                index, delta = await asyncio.wait_for(queue.get(), keep_alive_seconds)
+                # not `wait_for`: in Python 3.11 it swallows a cancellation that comes with an item
+                async with asyncio.timeout(keep_alive_seconds):
+                    index, delta = await queue.get()
             except TimeoutError:
                 yield None
                 continue

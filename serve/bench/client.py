@@ -15,7 +15,7 @@ from girih.kernels.errors import ConfigError, EngineError
 from girih.serve.bench.config import APIS, EndpointConfig
 from girih.serve.bench.datasets import BenchRequest
 from girih.serve.bench.records import RequestRecord
-from girih.serve.sse import sse_events_async
+from girih.serve.sse import sse_events_async, sse_lines_async
 
 POLL_SECONDS = 0.5
 
@@ -111,7 +111,7 @@ class EndpointClient:
         return {**body, **self._config.extra_fields()}
 
     async def _read(self, response: httpx.Response, record: RequestRecord) -> None:
-        async for event in sse_events_async(response.aiter_lines()):
+        async for event in sse_events_async(sse_lines_async(response.aiter_text())):
             note_event(event, record, self._clock())
         if record.counted_by == "pieces":
             record.num_output_tokens = len(record.pieces)

@@ -13,7 +13,7 @@ from girih.kernels.errors import EngineError, RequestError
 from girih.serve.chat.conversation import Message
 from girih.serve.chat.settings import Settings
 from girih.serve.sampling_defaults import SamplingDefaults, read_generation_config
-from girih.serve.sse import sse_events
+from girih.serve.sse import sse_events, sse_lines
 
 if TYPE_CHECKING:
     from girih.serve.llm import LLM
@@ -141,7 +141,7 @@ class RemoteBackend:
                 if response.status_code != 200:
                     response.read()
                     raise RequestError(_message(response))
-                for event in sse_events(response.iter_lines()):
+                for event in sse_events(sse_lines(response.iter_text())):
                     yield from _read_event(event)
         except httpx.HTTPError as error:
             raise EngineError(f"the connection failed: {error or type(error).__name__}") from error

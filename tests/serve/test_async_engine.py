@@ -8,7 +8,9 @@ from support_core import make_request
 from support_serving import fake_handle
 
 from girih.kernels.errors import EngineError, RequestError
+from girih.serve.api.streaming import interleave
 from girih.serve.async_engine import AsyncEngine
+from girih.serve.output_processor import Delta
 from girih.serve.thread_link import ThreadLink
 
 TOKENIZER = support_tokenizer.byte_level()
@@ -146,3 +148,33 @@ def test_an_idle_thread_sleeps():
         return calls
 
     assert run(scenario) <= 2
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_a_reader_that_is_cancelled_while_news_come_ends(turns):
+    """At whatever turn of the loop between the news and their delivery."""
+
+    async def main():
+        may_speak = asyncio.Event()
+
+        async def stream():
+            await may_speak.wait()
+            yield Delta(token_ids=[1])
+            await asyncio.Event().wait()  # it was closed: nothing comes any more
+
+        async def reader():
+            async for _ in interleave([stream()], keep_alive_seconds=60):
+                pass
+
+        task = asyncio.create_task(reader())
+        await asyncio.sleep(0.01)
+        may_speak.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=1)
+        is_over = task in done and task.cancelled()
+        task.cancel()
+        return is_over
+
+    assert asyncio.run(main())

@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import logging
 import socket
+import time
 
 import httpx
 import pytest
@@ -264,6 +266,19 @@ def test_requests_in_one_packet_are_answered_in_order(shared_server):
             received += connection.recv(65536)
     statuses = [part[:3] for part in received.split(b"HTTP/1.1 ")[1:]]
     assert statuses == [b"200", b"400", b"400"]
+
+
+def test_a_client_that_leaves_within_its_body_is_no_error(new_server, caplog):
+    server = new_server()
+    host, port = server.url.removeprefix("http://").split(":")
+    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    for length in (0, 5):
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall((head + "content-length: 20\r\n\r\n" + "{" * length).encode())
+            time.sleep(0.1)
+    assert server.get("/health").status_code == 200
+    time.sleep(0.2)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_nonsense_on_the_wire_ends_that_connection_only(shared_server):
