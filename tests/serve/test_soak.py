@@ -1,6 +1,7 @@
 """The short form of the soak in `support_soak.py`."""
 
 import pytest
+import support_soak
 from support_soak import soak_fake
 
 
@@ -18,3 +19,17 @@ def test_mixed_traffic_through_two_api_processes():
     report, code = soak_fake(30, serve={"log_requests": False, "api_processes": 2})
     assert report.wrong == []
     assert code == 0
+
+
+def test_a_soak_that_breaks_off_leaves_no_server_behind(monkeypatch):
+    made = []
+
+    class Broken(support_soak.Soak):
+        async def _client(self, client):
+            made.append(self._server.process)
+            raise ValueError("broken")
+
+    monkeypatch.setattr(support_soak, "Soak", Broken)
+    with pytest.raises(ExceptionGroup, match="unhandled errors"):
+        soak_fake(1)
+    assert made[0].poll() is not None

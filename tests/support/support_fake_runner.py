@@ -49,10 +49,14 @@ def fake_generate(request: EngineRequest, vocab_size: int, max_model_len: int) -
         stop_ids |= set(request.eos_token_ids)
     tokens = list(request.prompt_token_ids)
     output: list[int] = []
+    values: list[int] = []  # of the prefixes so far: longer ones go on with them
+    for token_id in tokens:
+        values.append(_extend(values[-1] if values else 0, token_id))
     while True:
         early = len(output) < sampling.min_tokens
         banned = frozenset(stop_ids) if early else frozenset()
-        output.append(fake_next_token(tokens + output, vocab_size, banned))
+        output.append(_choose(values, vocab_size, banned))
+        values.append(_extend(values[-1], output[-1]))
         if output[-1] in stop_ids:
             return output
         if sampling.max_tokens is not None and len(output) == sampling.max_tokens:

@@ -9,6 +9,9 @@ answer. The KV cache is small enough that requests are preempted. At the end: ev
 tokens of the same request alone (of those that were left, the first tokens), nothing but 200 came,
 no block is in use, requests were preempted, and neither the core nor the server has grown by more
 than 2 % after the first minute.
+
+A real model answers each distinct request alone afterwards, its prefix cache emptied before: so
+many distinct prompts come that this takes about half as long as the traffic.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,8 @@ import httpx
 import support_tokenizer
 from support_core import make_request
 from support_fake_runner import fake_generate
+
+Body = dict[str, Any]
 
 HERE = Path(__file__).parent
 NUM_CLIENTS = 24
@@ -58,6 +63,9 @@ FORMS = (
 """Forms of the output; all of them end by themselves."""
 
 FORM_SHARE = 0.25
+LENGTHS = (1, 5, 30, 90)
+SECONDS_PER_PROMPT = 8  # of traffic; each takes a real model a few seconds alone
+ADMIN_KEY = "soak"
 
 
 @dataclass
@@ -129,14 +137,35 @@ class Server:
     def stop(self) -> int:
         """Drain and end; returns the exit code."""
         self.process.terminate()
-        code = self.process.wait(60)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return code
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+        finally:
+            assert self.process.stdout is not None
+            self.process.stdout.close()
 
 
 def _rss_mib(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What clients ask for.
+
+    Attributes:
+        vocab_size: prompts have ids below this.
+        form_share: share of requests whose output has a form.
+        num_prompts: distinct prompts; None makes a new one for every request.
+        seed: of the traffic.
+    """
+
+    vocab_size: int
+    form_share: float = 0.0
+    num_prompts: int | None = None
+    seed: int = 0
 
 
 class Soak:
@@ -146,27 +175,19 @@ class Soak:
         server: the server.
         seconds: how long clients come.
         expected: gives the tokens of a request alone.
-        vocab_size: prompts have ids below this.
-        form_share: share of requests whose output has a form.
-        seed: of the traffic.
+        mix: of requests.
     """
 
     def __init__(
-        self,
-        server: Server,
-        seconds: float,
-        expected: Any,
-        vocab_size: int,
-        form_share: float = 0.0,
-        seed: int = 0,
+        self, server: Server, seconds: float, expected: Callable[[Body], list[int]], mix: Mix
     ) -> None:
-        self._form_share = form_share
         self._server = server
         self._seconds = seconds
         self._expected = expected
-        self._vocab_size = vocab_size
-        self._draw = random.Random(seed)
-        self._answers: list[tuple[dict[str, Any], list[int], bool]] = []
+        self._mix = mix
+        self._draw = random.Random(mix.seed)
+        self._prompts = [self._prompt() for _ in range(mix.num_prompts or 0)]
+        self._answers: list[tuple[Body, list[int], bool]] = []
         self.report = Report()
 
     async def run(self) -> Report:
@@ -178,7 +199,9 @@ class Soak:
             base_url=self._server.url, limits=limits, timeout=120
         ) as client:
             sampler = asyncio.create_task(self._sample_memory())
-            await asyncio.gather(*(self._client(client) for _ in range(NUM_CLIENTS)))
+            async with asyncio.TaskGroup() as group:
+                for _ in range(NUM_CLIENTS):
+                    group.create_task(self._client(client))
             sampler.cancel()
             await self._check_idle(client)
         if self._seconds >= SECONDS_TO_SETTLE:
@@ -196,15 +219,18 @@ class Soak:
             except httpx.HTTPError as error:
                 self.report.wrong.append(f"{type(error).__name__}: {error}")
 
-    def _body(self) -> dict[str, Any]:
+    def _prompt(self) -> list[int]:
         draw = self._draw
-        own = [draw.randrange(5, self._vocab_size) for _ in range(draw.choice([1, 4, 40, 100]))]
-        shared = draw.choice(SHARED)[: draw.choice([0, 16, 48])]
-        has_form = draw.random() < self._form_share
+        own = [draw.randrange(5, self._mix.vocab_size) for _ in range(draw.choice([1, 4, 40, 100]))]
+        return draw.choice(SHARED)[: draw.choice([0, 16, 48])] + own
+
+    def _body(self) -> Body:
+        draw = self._draw
+        has_form = draw.random() < self._mix.form_share
         form = {"structured_outputs": draw.choice(FORMS)} if has_form else {"ignore_eos": True}
         return {
-            "prompt": shared + own,
-            "max_tokens": draw.choice([1, 5, 30, 90]),
+            "prompt": draw.choice(self._prompts) if self._prompts else self._prompt(),
+            "max_tokens": draw.choice(LENGTHS),
             "temperature": 0,
             **form,
             "priority": draw.randrange(3),
@@ -212,9 +238,7 @@ class Soak:
             "return_token_ids": True,
         }
 
-    async def _request(
-        self, client: httpx.AsyncClient, body: dict[str, Any], stop_after: int | None
-    ) -> None:
+    async def _request(self, client: httpx.AsyncClient, body: Body, stop_after: int | None) -> None:
         tokens: list[int] = []
         async with client.stream("POST", "/v1/completions", json=body) as answer:
             if answer.status_code != 200:
@@ -271,13 +295,30 @@ class Soak:
             self.report.wrong.append("no request was preempted: the KV cache is too large")
 
 
+@contextlib.contextmanager
+def running(words: list[str]) -> Iterator[Server]:
+    """A server that ends whatever happens; stop it before to see its exit code."""
+    server = Server(words)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.stop()
+
+
 def soak_fake(seconds: float, **options: Any) -> tuple[Report, int]:
     """Soak a fake model in a core's process; returns the report and the server's exit code."""
     tokenizer = support_tokenizer.byte_level()
+    vocab_size = tokenizer.vocab_size
+
+    def expected(body: Body) -> list[int]:
+        request = make_request("a", body["prompt"], max_tokens=body["max_tokens"])
+        return fake_generate(request, vocab_size, MAX_MODEL_LEN)
+
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "tokenizer.json").write_text(tokenizer._backend.to_str())
         job = {
-            "vocab_size": tokenizer.vocab_size,
+            "vocab_size": vocab_size,
             "model_path": folder,
             "num_blocks": 60,
             "max_num_seqs": 12,
@@ -286,52 +327,69 @@ def soak_fake(seconds: float, **options: Any) -> tuple[Report, int]:
             "serve": {"log_requests": False},
             **options,
         }
-        server = Server([sys.executable, str(HERE / "support_fake_server.py"), json.dumps(job)])
-
-        def expected(body: dict[str, Any]) -> list[int]:
-            request = make_request("a", body["prompt"], max_tokens=body["max_tokens"])
-            return fake_generate(request, tokenizer.vocab_size, MAX_MODEL_LEN)
-
-        report = asyncio.run(Soak(server, seconds, expected, tokenizer.vocab_size).run())
-        return report, server.stop()
+        words = [sys.executable, str(HERE / "support_fake_server.py"), json.dumps(job)]
+        with running(words) as server:
+            report = asyncio.run(Soak(server, seconds, expected, Mix(vocab_size)).run())
+            return report, server.stop()
 
 
 @contextlib.contextmanager
 def serving_model(model: str, words: list[str]) -> Iterator[Server]:
     """Serve a real model on a free port."""
     settings = [f"model={model}", "port=0", "serve.log_requests=false"]
-    server = Server([sys.executable, "-m", "girih.serve.cli", "serve", *settings, *words])
-    try:
+    command = [sys.executable, "-m", "girih.serve.cli", "serve", *settings, *words]
+    with running(command) as server:
         yield server
-    finally:
-        server.stop()
+
+
+class Alone:
+    """Tokens that a server gives for a request alone, each distinct one computed once.
+
+    A free request's answer begins every longer one's, so only the longest is asked for.
+
+    Args:
+        server: idle when first asked.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._known: dict[str, list[int]] = {}
+
+    def __call__(self, body: Body) -> list[int]:
+        """The tokens of `body`."""
+        form = body.get("structured_outputs")
+        length = body["max_tokens"] if form else max(LENGTHS)
+        key = json.dumps([body["prompt"], length, form])
+        if key not in self._known:
+            self._known[key] = self._ask({**body, "stream": False, "max_tokens": length})
+        tokens = self._known[key]
+        return tokens if form else tokens[: body["max_tokens"]]
+
+    def _ask(self, body: Body) -> list[int]:
+        if not self._known:  # what was computed among others is not to be used
+            headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+            url = f"{self._server.url}/admin/reset_prefix_cache"
+            httpx.post(url, headers=headers).raise_for_status()
+        answer = httpx.post(f"{self._server.url}/v1/completions", json=body, timeout=120)
+        answer.raise_for_status()
+        tokens: list[int] = answer.json()["choices"][0]["token_ids"]
+        return tokens
 
 
 def soak_model(model: str, seconds: float, words: list[str]) -> tuple[Report, int]:
-    """Soak a real model; each distinct request is run alone as well, afterwards."""
+    """Soak a real model; returns the report and the server's exit code."""
     settings = [
-        f"model={model}",
         f"max_model_len={MAX_MODEL_LEN}",
         "num_blocks=40",
         "max_num_seqs=12",
         "scheduler.policy=priority",
         "dtype=float32",  # in bfloat16 near ties fall otherwise in another batch
-        "port=0",
-        "serve.log_requests=false",
+        f"serve.admin_key={ADMIN_KEY}",
     ]
-    server = Server([sys.executable, "-m", "girih.serve.cli", "serve", *settings, *words])
-    known: dict[str, list[int]] = {}
-
-    def expected(body: dict[str, Any]) -> list[int]:
-        key = json.dumps([body["prompt"], body["max_tokens"], body.get("structured_outputs")])
-        if key not in known:
-            alone = {**body, "stream": False}
-            answer = httpx.post(f"{server.url}/v1/completions", json=alone, timeout=120)
-            known[key] = answer.json()["choices"][0]["token_ids"]
-        return known[key]
-
-    report = asyncio.run(Soak(server, seconds, expected, 1000, FORM_SHARE).run())
-    return report, server.stop()
+    with serving_model(model, [*settings, *words]) as server:
+        mix = Mix(1000, FORM_SHARE, max(4, int(seconds / SECONDS_PER_PROMPT)))
+        report = asyncio.run(Soak(server, seconds, Alone(server), mix).run())
+        return report, server.stop()
 
 
 def main() -> int:
