@@ -110,6 +110,8 @@ class Executable:
 
     Attributes:
         before_step: called when a step begins; compiled code is taken in there while it serves.
+        when_changed: called when tiles, weights, KV cache or backends have become others.
+        dead_after: per step of the layout, the values that no later one reads.
     """
 
     def __init__(  # noqa: PLR0913 (the parts a program is bound from)
@@ -132,14 +134,15 @@ class Executable:
         self.block_size = block_size
         self.dtype = dtype
         self._template: list[torch.Tensor | None] = [None] * layout.num_values
+        self.before_step: Callable[[], None] | None = None
+        self.when_changed: Callable[[], None] = lambda: None
         self.set_weights(weights)
         self._tiles = tiles
         self._eager = {spec.name: eager_module(spec.name) for spec in layout.eager_specs}
-        self.before_step: Callable[[], None] | None = None
         self.choose_attention(attention)
         self.num_state_slots = num_state_slots
         self._allocate_memory()
-        self._dead = _values_dead_after(layout)
+        self.dead_after = _values_dead_after(layout)
         self._lives_on = _outputs_that_live_on(layout)
         self._out = torch.empty(0, dtype=dtype)
         _keep_freed_memory()
@@ -153,12 +156,30 @@ class Executable:
         Raises:
             EngineError: T is outside what tiles were compiled for.
         """
-        plans = _StepPlans(step, self.groups)
-        values = self._begin(step)
+        self.begin_step(step.ids.shape[0])
+        return self.compute(step)
+
+    def begin_step(self, tokens: int) -> None:
+        """What comes before the T `tokens` of a step are computed.
+
+        Raises:
+            EngineError: T is outside what tiles were compiled for.
+        """
+        if not 1 <= tokens <= MAX_STEP_TOKENS:
+            raise EngineError(
+                f"a step has {tokens} tokens; compiled code takes 1 to {MAX_STEP_TOKENS}"
+            )
+        if self.before_step is not None:
+            self.before_step()
+
+    def compute(self, step: StepInputs) -> torch.Tensor:
+        """Run a step that has begun; see `run`."""
+        plans = StepPlans(step, self.groups)
+        values = self.start_values(step)
         steps = self.layout.steps
         if step.logits_index.shape[0] == 0:  # a prefill chunk: only its KV is wanted
             steps = steps[:-1]
-        for item, dead in zip(steps, self._dead, strict=False):
+        for item, dead in zip(steps, self.dead_after, strict=False):
             if isinstance(item, TileStep):
                 results = self._tiles[item.tile]([values[i] for i in item.inputs])  # type: ignore[misc]
                 for number, result in zip(item.outputs, results, strict=True):
@@ -174,25 +195,31 @@ class Executable:
             return torch.empty((0, 1), dtype=self.dtype)
         return logits
 
-    def _begin(self, step: StepInputs) -> list[torch.Tensor | None]:
-        """The values a step starts from: weights and its inputs."""
-        tokens = step.ids.shape[0]
-        if not 1 <= tokens <= MAX_STEP_TOKENS:
-            raise EngineError(
-                f"a step has {tokens} tokens; compiled code takes 1 to {MAX_STEP_TOKENS}"
-            )
-        if self.before_step is not None:
-            self.before_step()
+    def start_values(self, step: StepInputs) -> list[torch.Tensor | None]:
+        """The values a step starts from, by number: weights and its inputs."""
         values = self._template.copy()
         for name, number in self.layout.inputs.items():
             values[number] = getattr(step, name)
         return values
+
+    def tile(self, key: str) -> TileFn:
+        """The code of a tile."""
+        return self._tiles[key]
+
+    def memory_of(self, item: AttentionStep) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Keys and values that an attention step reads and writes, and its KV group."""
+        return *self._caches[item.layer], self._group_of[item.layer]
+
+    def states_of(self, item: StateStep) -> list[torch.Tensor]:
+        """The states that a recurrent step advances, a row per state slot."""
+        return self._states[item.layer]
 
     def set_weights(self, weights: dict[str, torch.Tensor]) -> None:
         """Run with `weights` from the next step on; the KV cache keeps what others computed."""
         for name, number in self.layout.weights.items():
             self._template[number] = weights[name]
         self._weight_bytes = sum(t.nbytes for t in weights.values())
+        self.when_changed()
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The weights by name."""
@@ -208,6 +235,7 @@ class Executable:
         self._out = torch.empty(0, dtype=self.dtype)
         if with_tiles:
             self._tiles = {}
+        self.when_changed()
         return_freed_memory()
 
     def restore(
@@ -219,9 +247,9 @@ class Executable:
             CapacityError: there is no memory for the KV cache; everything stays released.
         """
         self._allocate_memory()
-        self.set_weights(weights)
         if tiles is not None:
             self._tiles = tiles
+        self.set_weights(weights)
 
     def _allocate_memory(self) -> None:
         self._caches, self._group_of = self._allocate_groups()
@@ -231,6 +259,7 @@ class Executable:
     def replace_tile(self, key: str, tile: TileFn) -> None:
         """Run `tile` for all pieces that share the key, from the next step on."""
         self._tiles[key] = tile
+        self.when_changed()
 
     def choose_attention(self, name: str | None = None) -> None:
         """Choose the attention backend of each layer anew; all of them share one cache layout.
@@ -242,13 +271,14 @@ class Executable:
             choose_backend(spec, self.dtype, self.block_size, name, self.kv_dtype)
             for spec in self.layout.attention_specs
         ]
+        self.when_changed()
 
     def _opaque(
         self,
         item: AttentionStep | StateStep,
         values: list[torch.Tensor | None],
         step: StepInputs,
-        plans: _StepPlans,
+        plans: StepPlans,
     ) -> torch.Tensor:
         if isinstance(item, AttentionStep):
             return self._attend(item, values, step, plans)
@@ -268,12 +298,11 @@ class Executable:
         item: AttentionStep,
         values: list[torch.Tensor | None],
         step: StepInputs,
-        plans: _StepPlans,
+        plans: StepPlans,
     ) -> torch.Tensor:
         backend = self.backends[item.layer].backend
-        plan = plans.get(backend, self._group_of[item.layer])
-        spec = item.spec
-        keys, vals = self._caches[item.layer]
+        keys, vals, group = self.memory_of(item)
+        plan, spec = plans.get(backend, group), item.spec
         out = self._attention_output(step.ids.shape[0], item)
         slopes = values[item.slopes] if item.slopes is not None else None
         sinks = values[item.sinks] if item.sinks is not None else None
@@ -286,7 +315,7 @@ class Executable:
     ) -> torch.Tensor:
         """Run a recurrent layer, request by request."""
         arguments = [None if n is None else values[n] for n in item.inputs]
-        return run_state_step(STATE_OPS[item.spec.op], arguments, self._states[item.layer], step)
+        return run_state_step(STATE_OPS[item.spec.op], arguments, self.states_of(item), step)
 
     def _attention_output(self, tokens: int, item: AttentionStep) -> torch.Tensor:
         """A view of the one output buffer, when the result is read before the next attention."""
@@ -322,7 +351,7 @@ class Executable:
             self.kv_dtype,
         )
         try:
-            return _lazy_zeros(keys, self.kv_dtype), _lazy_zeros(values, self.kv_dtype)
+            return lazy_zeros(keys, self.kv_dtype), lazy_zeros(values, self.kv_dtype)
         except MemoryError as error:
             raise CapacityError(
                 f"no memory for {self.num_blocks} KV blocks of {self.block_size} tokens; lower "
@@ -353,7 +382,7 @@ class Executable:
         )
 
 
-class _StepPlans:
+class StepPlans:
     """Attention plans of one step, made when first asked for."""
 
     def __init__(self, step: StepInputs, groups: KVCachePlan) -> None:
@@ -383,7 +412,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Zeros whose pages are taken when first written, and returned when the tensor goes.
 
     `torch.zeros` writes them all, and malloc keeps what it gets back (see `_keep_freed_memory`).
@@ -484,7 +513,7 @@ def run_state_step(
 
 def _new_states(spec: StateSpec, num_slots: int) -> list[torch.Tensor]:
     dtype = getattr(torch, spec.dtype)
-    return [_lazy_zeros((num_slots, *shape), dtype) for shape in spec.shapes]
+    return [lazy_zeros((num_slots, *shape), dtype) for shape in spec.shapes]
 
 
 def _keep_freed_memory() -> None:

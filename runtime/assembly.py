@@ -11,7 +11,6 @@ from girih.runtime.batch import PersistentBatch
 from girih.runtime.binding import BoundProgram
 from girih.runtime.canary import output_width
 from girih.runtime.engine import EngineCore
-from girih.runtime.executor import ModelRunner
 from girih.runtime.kv_cache import KVCacheManager
 from girih.runtime.logits_processors import NamedProcessor, check_arguments, load_processors
 from girih.runtime.model_runner import CompiledModelRunner
@@ -19,9 +18,11 @@ from girih.runtime.pooler import make_pooler, pooling_facts
 from girih.runtime.pooling_params import PoolingFacts
 from girih.runtime.pooling_runner import PoolingRunner
 from girih.runtime.profiler import StepProfiler
+from girih.runtime.replay import ReplayManager, manage_replays
 from girih.runtime.scheduler import Scheduler
 from girih.runtime.serving_build import ServingBuild
 from girih.runtime.start import Start
+from girih.runtime.step_runner import StepRunner
 from girih.runtime.step_trace import StepTracer
 from girih.runtime.structured.rows import GrammarRows
 from girih.runtime.structured.store import GrammarStore
@@ -44,10 +45,10 @@ def generating_core(start: Start, bound: BoundProgram) -> EngineCore:
     )
     scheduler = Scheduler(limits, kv, bound.max_model_len, grammars)
     rows = GrammarRows(grammars, spec.vocab_size)
-    runner = CompiledModelRunner(bound.executable, batch, rows, threads)
-    core = _assembled(start, scheduler, runner)
+    core = _assembled(
+        start, bound, scheduler, CompiledModelRunner(_replays(start, bound), batch, rows, threads)
+    )
     core.request_checks.append(lambda r: check_arguments(processors, r.sampling))
-    runner.resident = bound.resident
     return core
 
 
@@ -62,10 +63,9 @@ def pooling_core(start: Start, bound: BoundProgram) -> tuple[EngineCore, Pooling
     may_cache = not (is_bidirectional or pooler.mode == "all")
     kv, batch = _cache_and_batch(start, bound, may_cache)
     scheduler = Scheduler(limits, kv, bound.max_model_len, task=spec.task)
-    runner = PoolingRunner(executable, batch, pooler, start.target.threads)
-    runner.resident = bound.resident
-    can_cut = start.config.model.matryoshka
-    return _assembled(start, scheduler, runner), pooling_facts(spec, pooler, width, can_cut)
+    runner = PoolingRunner(_replays(start, bound), batch, pooler, start.target.threads)
+    core = _assembled(start, bound, scheduler, runner)
+    return core, pooling_facts(spec, pooler, width, start.config.model.matryoshka)
 
 
 def watch_compiling(core: EngineCore, executable: Executable, build: ServingBuild | None) -> None:
@@ -101,8 +101,17 @@ def _cache_and_batch(
     return kv, batch
 
 
-def _assembled(start: Start, scheduler: Scheduler, runner: ModelRunner) -> EngineCore:
+def _replays(start: Start, bound: BoundProgram) -> ReplayManager:
+    config = start.config
+    return manage_replays(bound.executable, config.runtime, config.scheduler, bound.max_model_len)
+
+
+def _assembled(
+    start: Start, bound: BoundProgram, scheduler: Scheduler, runner: StepRunner
+) -> EngineCore:
+    runner.resident = bound.resident
     core = EngineCore(scheduler, runner, start.config.runtime.async_scheduling)
+    core.replay_stats = runner.replays.stats
     if start.config.runtime.trace is not None:
         core.observers.append(StepTracer(Path(start.config.runtime.trace), scheduler))
     if start.config.runtime.profile_dir is not None:

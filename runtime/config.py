@@ -8,6 +8,7 @@ returned by the stage that computed them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from girih.kernels.errors import ConfigError
 from girih.passes.options import OptConfig
@@ -191,6 +192,13 @@ class RuntimeConfig:
         status_seconds: between log lines of a serving engine that is busy; 0 logs none.
         restart: "never", or "on-failure": a core process that died is started again (requests
             without a token are handed over anew, the others end with an error).
+        replay: steps that run as captured before, padded to a bucket: "full" (all of a step with
+            one token per request, else piecewise), "piecewise" (all but attention and head),
+            "none"; "auto" is what pays on the device.
+        replay_tokens: buckets of "piecewise" in tokens, growing; empty derives them from
+            scheduler.max_num_batched_tokens.
+        replay_requests: buckets of "full" in requests, growing; empty derives them from
+            scheduler.max_num_seqs.
     """
 
     process: str = "inline"
@@ -201,16 +209,26 @@ class RuntimeConfig:
     batch_invariant: bool = False
     status_seconds: float = 10.0
     restart: str = "never"
+    replay: str = "auto"
+    replay_tokens: tuple[int, ...] = ()
+    replay_requests: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name, allowed in (
             ("process", ("inline", "process")),
             ("restart", ("never", "on-failure")),
+            ("replay", ("auto", "none", "piecewise", "full")),
         ):
             if getattr(self, name) not in allowed:
                 raise ConfigError(
                     f"runtime.{name} is {getattr(self, name)!r}; it must be one of "
                     f"{', '.join(allowed)}"
+                )
+        for name in ("replay_tokens", "replay_requests"):
+            sizes = tuple(getattr(self, name))
+            if any(a >= b for a, b in pairwise((0, *sizes))):
+                raise ConfigError(
+                    f"runtime.{name} is {list(sizes)}; it must be positive numbers that grow"
                 )
         if self.status_seconds < 0:
             raise ConfigError(

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from girih.kernels.errors import EngineError
+from girih.runtime.buckets import ReplayStats
 from girih.runtime.executor import ModelRunner, SchedulerOutput
 from girih.runtime.kv_cache import KVCacheStats
 from girih.runtime.observers import CoreObserver, StepReport
@@ -88,6 +89,7 @@ class EngineStats(msgspec.Struct, frozen=True):
         operation: whether it sleeps, or will when its requests have ended.
         recompiles: tiles this process compiled after the engine was ready; serving never does.
         compiling: of a build behind the serving engine, None when there was none.
+        replay: which steps ran as captured; None when the runner captures none.
     """
 
     num_running: int
@@ -106,6 +108,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     operation: OperationState = OperationState()
     recompiles: int = 0
     compiling: CompileState | None = None
+    replay: ReplayStats | None = None
 
 
 class EngineCore:
@@ -128,6 +131,7 @@ class EngineCore:
         compile_state: tells how far a build behind the serving engine is.
         sign_of_life: called about once a second while the core waits for something long.
         count_recompiles: tells how many tiles were compiled since the engine was ready.
+        replay_stats: tells which steps ran as captured.
     """
 
     def __init__(
@@ -150,6 +154,7 @@ class EngineCore:
         self.compile_state: Callable[[], CompileState] | None = None
         self.sign_of_life: Callable[[], object] = lambda: None
         self.count_recompiles: Callable[[], int] = lambda: 0
+        self.replay_stats: Callable[[], ReplayStats | None] = lambda: None
         if queue is None:
             queue = ThreadedPlanQueue(runner) if async_scheduling else InlinePlanQueue(runner)
         self._queue: PlanQueue = queue
@@ -361,6 +366,7 @@ class EngineCore:
             operation=self.operations.state,
             recompiles=self.count_recompiles(),
             compiling=self.compile_state() if self.compile_state is not None else None,
+            replay=self.replay_stats(),
         )
 
     def check_integrity(self) -> None:
@@ -383,8 +389,8 @@ class EngineCore:
         self._failures_in_a_row = 0
         if self.observers:
             runner = (finished.started, finished.ended)
-            times = finished.result.times
-            report = StepReport(plan, outputs, begun, made, *runner, received, updated, times)
+            times, how = finished.result.times, finished.result.dispatch
+            report = StepReport(plan, outputs, begun, made, *runner, received, updated, times, how)
             for observer in self.observers:
                 observer.on_step(report)
 

@@ -110,6 +110,7 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True):
         errors: why a request whose token was due got none; it ends with this error.
         pooled: in place of tokens, the vectors of requests whose last token was in the step.
         times: where the time went, when the runner measures it.
+        dispatch: how the model ran (captured or not, in which bucket) and why not better.
     """
 
     step_id: int
@@ -119,6 +120,7 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True):
     errors: dict[str, str] = {}
     pooled: dict[str, bytes] = {}
     times: StepTimes | None = None
+    dispatch: str = ""
 
 
 class ModelRunner(Protocol):

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from girih.runtime.buckets import ReplayStats
 from girih.runtime.engine import CompileState, EngineCore, EngineStats
 from girih.runtime.observers import CoreObserver, RequestClock, RequestTimes, StepReport
 from girih.runtime.request import EngineOutput, EngineRequest
@@ -278,6 +279,38 @@ class _StatsCollector(Collector):
         for reason in sorted({"stop", "length", "abort", "error"} | set(stats.finished)):
             finished.add_metric((*self._values, reason), stats.finished.get(reason, 0))
         yield finished
+        if stats.replay is not None:
+            yield from self._replays(stats.replay)
+
+    def _replays(self, stats: ReplayStats) -> Iterator[Any]:
+        """Counters of captured steps."""
+        for name, text, extra, rows in (
+            ("replay_steps", "Steps by mode and bucket.", ("mode", "bucket"), _pairs(stats.steps)),
+            ("replay_misses", "Steps that a better mode could not take.", ("mode", "reason"),
+             _pairs(stats.misses)),
+            ("replay_captures", "Steps captured while they ran.", ("mode",),
+             _singles(stats.captures)),
+            ("replay_tokens", "Tokens in steps.", ("mode",), _singles(stats.tokens)),
+            ("replay_padded_tokens", "Rows of padding in steps.", ("mode",),
+             _singles(stats.padded_tokens)),
+        ):  # fmt: skip
+            counter = CounterMetricFamily(f"{PREFIX}{name}", text, labels=(*self._names, *extra))
+            for labels, value in rows:
+                counter.add_metric((*self._values, *labels), value)
+            yield counter
+        buffers = GaugeMetricFamily(
+            f"{PREFIX}replay_buffer_bytes", "Address space of captured steps.", labels=self._names
+        )
+        buffers.add_metric(self._values, stats.buffer_bytes)
+        yield buffers
+
+
+def _pairs(counts: dict[str, dict[str, int]]) -> list[tuple[tuple[str, ...], int]]:
+    return [((a, b), n) for a, inner in counts.items() for b, n in inner.items()]
+
+
+def _singles(counts: dict[str, int]) -> list[tuple[tuple[str, ...], int]]:
+    return [((name,), n) for name, n in counts.items()]
 
 
 def _compile_gauges(state: CompileState | None) -> Iterator[tuple[str, str, float]]:

@@ -1,63 +1,55 @@
-"""Runs plans on an executable: batch rows in, tokens out.
+"""Runs plans of requests that want tokens: batch rows in, tokens out.
 
-    plan → PersistentBatch.prepare → Executable.run → GrammarRows.constrain → sample
+    plan → PersistentBatch.prepare → ReplayManager.run → GrammarRows.constrain → sample
          → GrammarRows.accept → PersistentBatch.commit
 
-Owns nothing of its own: rows belong to the batch, device memory to the executable, requests to the
-scheduler, matchers to the grammar rows.
+Matchers belong to the grammar rows; for the rest see `step_runner.py`.
 """
 
 from __future__ import annotations
 
-import threading
-import time
 from dataclasses import replace
 
 import msgspec
 import torch
 
-from girih.graph.executable import Executable, StepInputs
+from girih.graph.executable import StepInputs
 from girih.runtime.batch import PersistentBatch, StepBatch
-from girih.runtime.executor import ModelRunnerOutput, SchedulerOutput, StepTimes
+from girih.runtime.executor import ModelRunnerOutput, SchedulerOutput
+from girih.runtime.replay import ReplayManager
 from girih.runtime.request import TokenLogprobs
-from girih.runtime.resident import ResidentRunner
 from girih.runtime.sampler import SamplerOutput, sample, score_tokens
+from girih.runtime.step_runner import StepRunner, step_inputs
 from girih.runtime.structured.rows import GrammarRows
 
 
-class CompiledModelRunner(ResidentRunner):
-    """The runner behind the scheduler.
+class CompiledModelRunner(StepRunner):
+    """The runner behind the scheduler of a model that generates.
 
     Args:
-        executable: the bound program.
+        replays: runs the steps of the bound program.
         batch: the rows of running requests.
         grammars: matchers of the requests whose output has a form.
         threads: compute threads.
     """
 
     def __init__(
-        self, executable: Executable, batch: PersistentBatch, grammars: GrammarRows, threads: int
+        self, replays: ReplayManager, batch: PersistentBatch, grammars: GrammarRows, threads: int
     ) -> None:
-        self.executable = executable
-        self.batch = batch
+        super().__init__(replays, batch, threads)
         self.grammars = grammars
-        self._threads = CallingThread(threads)
 
-    @torch.inference_mode()
-    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one plan; see `ModelRunner.execute`."""
-        self._threads.prepare()
-        started = time.perf_counter()
-        step = self.batch.prepare(plan)
-        prepared = time.perf_counter()
-        logits = self.executable.run(step_inputs(step))
-        ran = time.perf_counter()
-        output, errors = self._sample(plan, step, logits)
-        result = self.batch.commit(step, output, _prompt_logprobs(step, logits))
-        times = StepTimes(prepared - started, ran - prepared, time.perf_counter() - ran)
-        if errors:
-            result = _without(result, errors)
-        return msgspec.structs.replace(result, times=times)
+    def inputs(self, plan: SchedulerOutput, step: StepBatch) -> StepInputs:
+        """See `StepRunner.inputs`."""
+        return step_inputs(step)
+
+    def finish(
+        self, plan: SchedulerOutput, step: StepBatch, rows: torch.Tensor
+    ) -> ModelRunnerOutput:
+        """Sample; `rows` are logits [S, V]."""
+        output, errors = self._sample(plan, step, rows)
+        result = self.batch.commit(step, output, _prompt_logprobs(step, rows))
+        return _without(result, errors) if errors else result
 
     def _sample(
         self, plan: SchedulerOutput, step: StepBatch, logits: torch.Tensor
@@ -75,42 +67,9 @@ class CompiledModelRunner(ResidentRunner):
         return output, errors
 
 
-class CallingThread:
-    """OpenMP keeps the thread count per calling thread: it is set where the steps run.
-
-    Args:
-        threads: compute threads.
-    """
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._known: int | None = None
-
-    def prepare(self) -> None:
-        """Make this thread compute with the wanted number of threads."""
-        thread = threading.get_ident()
-        if thread != self._known:
-            torch.set_num_threads(self._threads)
-            self._known = thread
-
-
 def _without(result: ModelRunnerOutput, errors: dict[str, str]) -> ModelRunnerOutput:
     sampled = {i: ids for i, ids in result.sampled_token_ids.items() if i not in errors}
     return msgspec.structs.replace(result, sampled_token_ids=sampled, errors=errors)
-
-
-def step_inputs(step: StepBatch) -> StepInputs:
-    """What the executable is given of a step."""
-    return StepInputs(
-        ids=step.ids,
-        positions=step.positions,
-        logits_index=step.logits_index,
-        query_start=step.query_start,
-        seq_lens=step.seq_lens,
-        block_table=step.block_table,
-        slot_mapping=step.slot_mapping,
-        state_slots=step.state_slots,
-    )
 
 
 def _prompt_logprobs(step: StepBatch, logits: torch.Tensor) -> dict[str, list[TokenLogprobs]]:

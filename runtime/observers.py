@@ -29,6 +29,7 @@ class StepReport:
         received: when the scheduler took the result.
         updated: when it was digested.
         times: the runner's own account, if it gives one.
+        dispatch: how the model ran, in words.
     """
 
     plan: SchedulerOutput
@@ -40,6 +41,7 @@ class StepReport:
     received: float
     updated: float
     times: StepTimes | None
+    dispatch: str = ""
 
 
 class CoreObserver:

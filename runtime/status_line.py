@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
+from girih.runtime.buckets import ReplayStats
 from girih.runtime.engine import EngineCore, EngineStats
 from girih.runtime.observers import CoreObserver, StepReport
 from girih.runtime.request import EngineRequest
@@ -53,4 +54,18 @@ def status_text(before: EngineStats, now: EngineStats, seconds: float) -> str:
         f"output {output:.0f} tok/s, KV {cache.usage:.0%}, "
         f"prefix hits {hits / queries if queries else 0:.0%}, "
         f"preemptions {now.num_preemptions - before.num_preemptions}"
+        f"{_replay_text(before.replay, now.replay)}"
     )
+
+
+def _replay_text(before: ReplayStats | None, now: ReplayStats | None) -> str:
+    """Which part of the steps was captured, and of their rows padding; empty without captures."""
+    if before is None or now is None:
+        return ""
+    captured = now.num_captured - before.num_captured
+    if not captured:
+        return ""
+    steps = now.num_steps - before.num_steps
+    padded = now.num_padded - before.num_padded
+    rows = now.num_captured_tokens - before.num_captured_tokens + padded
+    return f", captured {captured / steps:.0%} (padding {padded / rows:.0%})"

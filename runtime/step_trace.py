@@ -85,6 +85,8 @@ class StepTracer(CoreObserver):
         ends = {"step": plan.step_id, "first_tokens": sorted(answered)}
         self._span(SCHEDULER, "update", report.received, report.updated, ends)
         times = report.times
+        if report.dispatch:
+            notes = {**notes, "mode": report.dispatch}
         if times is None:
             self._span(RUNNER, "run", report.started, report.ended, notes)
         else:

@@ -59,6 +59,8 @@ def scenarios():
         scenario("preempted", together, num_blocks=14),
         scenario("preempted chunked", together, num_blocks=14, max_num_batched_tokens=24),
         scenario("one block size up", together, block_size=32),
+        scenario("captured pieces", together, replay="piecewise"),
+        scenario("captured steps", together, replay="full", num_blocks=14),
         scenario("O0", together, level="O0"),
         scenario("other weights", together, seed=1),
     ]
@@ -115,6 +117,8 @@ def test_expected_tokens_vary(expected):
         "preempted",
         "preempted chunked",
         "one block size up",
+        "captured pieces",
+        "captured steps",
         "O0",
     ],
 )

@@ -3,16 +3,18 @@
 import json
 import logging
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support_core import make_request, run_to_end
 from support_fake_runner import FakeRunner
 
 from girih.kernels.errors import QueueFullError
+from girih.runtime.buckets import Dispatcher, Mode, ReplayCounts
 from girih.runtime.control import call_method
 from girih.runtime.core_service import admit
 from girih.runtime.metrics import EngineMetrics, length_buckets
-from girih.runtime.status_line import StatusLine
+from girih.runtime.status_line import StatusLine, status_text
 from girih.runtime.step_trace import StepTracer
 
 
@@ -166,3 +168,16 @@ def test_the_status_line_tells_rates_and_is_silent_when_idle(new_core, caplog):
     assert 2 <= len(lines) <= 5
     assert "running 1, waiting 0" in lines[0]
     assert "output" in lines[0] and "preemptions 0" in lines[0]
+
+
+def test_the_status_line_tells_which_steps_were_captured(new_core):
+    idle = new_core().stats()
+    counts = ReplayCounts()
+    dispatcher = Dispatcher(Mode.FULL, (8,), (4,))
+    before = msgspec.structs.replace(idle, replay=counts.stats(0))
+    for size in ((3, 3, 3), (4, 4, 4), (6, 2, 2), (9, 1, 1)):
+        counts.note(dispatcher.choose(*size), size[0], False)
+    now = msgspec.structs.replace(idle, replay=counts.stats(0))
+    assert status_text(before, now, 1.0).endswith(", captured 75% (padding 19%)")  # 3 of 4 + 4 + 8
+    assert "captured" not in status_text(now, now, 1.0)
+    assert "captured" not in status_text(idle, idle, 1.0)
