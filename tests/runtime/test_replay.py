@@ -5,17 +5,20 @@ from __future__ import annotations
 import functools
 import re
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
+from support_engines import eager_llm
 from support_models import opt_o2, tiny_model, tiny_traced
 from support_pooling import engine, random_texts, vectors, write_pooled
 
-from girih import LLM, SamplingParams
+from girih import SamplingParams
 from girih.graph.batch_descriptor import BatchDescriptor
 from girih.graph.checkpoint import open_checkpoint
 from girih.graph.executable import Executable, StepInputs
 from girih.graph.inductor import eager_tile
+from girih.graph.program import EagerSpec, EagerStep
 from girih.graph.sources import resolve_source
 from girih.graph.static_step import StaticMemory, StaticSteps
 from girih.graph.trace import MAX_STEP_TOKENS
@@ -277,6 +280,19 @@ def test_a_captured_step_refuses_what_does_not_fit_it(shape):
         captured.run(Traffic(3).step([3, 1, 1]))
 
 
+def test_programs_that_cannot_be_captured_say_why():
+    executable = bound()
+    steps = StaticSteps(executable, 8, 6)
+    assert (steps.why_not(True), steps.why_not(False)) == (None, None)
+    layout = executable.layout
+    spec = EagerSpec("m", "M", "m.py:1", "it asks for values", "model.m", (), "()")
+    executable.layout = replace(layout, steps=(EagerStep(spec, (), (), ()), *layout.steps))
+    for is_whole in (True, False):
+        assert steps.why_not(is_whole) == "modules that stay eager see all rows, padding too"
+    executable.layout = replace(layout, steps=layout.steps * 2)
+    assert steps.why_not(False) == "rows are selected before the last piece"
+
+
 def test_buckets_that_nothing_fills_are_refused():
     with pytest.raises(ConfigError, match=r"replay_tokens ends at 64; .* steps of 48 at most"):
         managed("piecewise", replay_tokens=(16, 64))
@@ -287,7 +303,7 @@ def test_buckets_that_nothing_fills_are_refused():
 # ---- engines ----
 
 ENGINE = {
-    "opt": "O0", "dtype": "float32", "threads": 1, "block_size": 16, "max_num_seqs": 4,
+    "dtype": "float32", "threads": 1, "block_size": 16, "max_num_seqs": 4,
     "max_num_batched_tokens": 32, "max_model_len": 96,
 }  # fmt: skip
 PROMPTS = [[5 + i, 6, 7, 8] * n for i, n in enumerate((12, 1, 5, 9, 3))]
@@ -299,7 +315,7 @@ def test_engines_give_equal_tokens_in_all_modes(kind, num_blocks):
     common = {"max_tokens": 30, "ignore_eos": True, "seed": 3}
     asked = [SamplingParams(temperature=t, **common) for t in (0, 0.8, 0, 1.1)]
     asked.append(SamplingParams(temperature=0, prompt_logprobs=1, **common))
-    llm = LLM(str(tiny_model(kind)), num_blocks=num_blocks, **ENGINE)
+    llm = eager_llm(tiny_model(kind), num_blocks=num_blocks, **ENGINE)
     core, found = llm.handle.core, {}
     for replay in ("none", "piecewise", "full"):
         config = RuntimeConfig(replay=replay)
@@ -322,7 +338,7 @@ def test_engines_give_equal_tokens_in_all_modes(kind, num_blocks):
 def test_a_sleeping_engine_keeps_no_captured_step(tmp_path):
     trace = tmp_path / "trace.json"
     options = {"replay": "full", "trace": str(trace), "num_blocks": 40, **ENGINE}
-    llm = LLM(str(tiny_model("llama")), **options)
+    llm = eager_llm(tiny_model("llama"), **options)
     asked = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     before = [o.outputs[0].token_ids for o in llm.generate(PROMPTS, asked)]
     weight = weakref.ref(next(iter(llm.handle.core.runner.executable.weights().values())))
