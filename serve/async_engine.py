@@ -9,7 +9,7 @@ reader is slow; and since a stream merges, such a reader holds one delta, not a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,13 +158,17 @@ class AsyncEngine:
         Returns:
             How many were running.
         """
-        ended = [
-            stream
-            for stream in self._streams.values()
-            if stream.admitted.done()
-            and not stream.processor.finished
-            and name in (None, stream.request_id.rsplit("-", 3)[0])
-        ]
+        return self.end(
+            [
+                stream
+                for stream in self._streams.values()
+                if name in (None, stream.request_id.rsplit("-", 3)[0])
+            ]
+        )
+
+    def end(self, streams: Sequence[RequestStream]) -> int:
+        """End requests as `abort` does; returns how many were running."""
+        ended = [s for s in streams if s.admitted.done() and not s.processor.finished]
         for stream in ended:
             stream.processor.finished = True
             stream.put(Delta(finish_reason="abort"))

@@ -42,17 +42,23 @@ def _served(request: Request) -> Served:
     return state.require(None)
 
 
+def _running(request: Request) -> Served:
+    """The model, also while the server drains: its requests still run then."""
+    state: ServerState = request.app.state.server
+    return state.served or state.require(None)
+
+
 @router.post("/pause")
 async def pause(request: Request) -> Response:
     """Make no further steps; requests wait with what they have."""
-    await _served(request).engine.call("pause")
+    await _running(request).engine.call("pause")
     return json_response({"status": "paused"})
 
 
 @router.post("/resume")
 async def resume(request: Request) -> Response:
     """Go on after a pause."""
-    await _served(request).engine.call("resume")
+    await _running(request).engine.call("resume")
     return json_response({"status": "running"})
 
 
@@ -67,7 +73,7 @@ async def reset_prefix_cache(request: Request) -> Response:
 async def abort(request: Request) -> Response:
     """End running requests; their clients get what there is, with finish reason "abort"."""
     body = await read_body(request, AbortRequest)
-    count = _served(request).engine.abort(body.request_id)
+    count = _running(request).engine.abort(body.request_id)
     return json_response({"num_aborted": count}, headers=ignored_header(body))
 
 
@@ -112,7 +118,7 @@ async def profile_start(request: Request) -> Response:
 @router.post("/profile/stop")
 async def profile_stop(request: Request) -> Response:
     """End recording; the answer names the trace, a file on the server's machine."""
-    path = await _served(request).engine.call("profile_stop")
+    path = await _running(request).engine.call("profile_stop")
     return json_response({"status": "ok", "file": path})
 
 

@@ -188,7 +188,7 @@ class ResponseObject(BaseModel):
     object: Literal["response"]
     created_at: int
     model: str
-    status: Literal["completed", "incomplete", "failed", "in_progress"]
+    status: Literal["completed", "incomplete", "failed", "in_progress", "cancelled"]
     output: list[OutputItem]
     incomplete_details: dict[str, str] | None
     error: dict[str, Any] | None
@@ -264,6 +264,27 @@ class EmbeddingList(BaseModel):
     created: int
     model: str
     data: list[Embedding]
+    usage: Usage
+
+
+class PooledText(BaseModel):
+    """What the model makes of one text."""
+
+    object: Literal["pooling"]
+    index: int
+    data: list[float] | list[list[float]] | str = Field(
+        description="As an embedding; of a classifier the values of its labels."
+    )
+
+
+class PooledList(BaseModel):
+    """Answer of /pooling."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PooledText]
     usage: Usage
 
 

@@ -88,6 +88,10 @@ class ChatJob:
         """Abort what still runs."""
         close_all(self.streams)
 
+    def abort(self) -> None:
+        """End what still runs; who reads gets what there is, with finish reason "abort"."""
+        self.served.engine.end(self.streams)
+
     def num_reasoning_tokens(self) -> int:
         """Tokens of the reasoning so far, counted on its text."""
         encode = self.served.tokenizer.encode
@@ -110,6 +114,15 @@ class ChatJob:
         if deltas is None:
             return None
         return [self._take(index, delta) for index, delta in enumerate(deltas)]
+
+    async def unwatched(self) -> ChatNews:
+        """Wait for the one choice of a request whose client does not.
+
+        Raises:
+            ApiError: it failed in the engine.
+        """
+        [delta] = await collect(self.streams)
+        return self._take(0, delta)
 
     async def news(self, keep_alive_seconds: float) -> AsyncIterator[ChatNews | None]:
         """Yield news as they come; None after a silence.

@@ -15,9 +15,11 @@ from girih.serve.api.bodies import Body
 from girih.serve.api.errors import json_response
 from girih.serve.api.generate import GenerateRequest
 from girih.serve.api.messages.protocol import CountTokensRequest, MessagesRequest
+from girih.serve.api.openapi_links import LINKS, operation_id
 from girih.serve.api.pooling.protocol import (
     ClassifyRequest,
     EmbeddingRequest,
+    PoolingRequest,
     RerankRequest,
     ScoreRequest,
 )
@@ -84,6 +86,7 @@ ROUTES: dict[str, RouteDoc] = {
     ),
     "GET /v1/responses/{response_id}": RouteDoc(answers.ResponseObject),
     "DELETE /v1/responses/{response_id}": RouteDoc(answers.DeletedResponse),
+    "POST /v1/responses/{response_id}/cancel": RouteDoc(answers.ResponseObject),
     "GET /v1/responses/{response_id}/input_items": RouteDoc(answers.InputItems),
     "POST /v1/messages": RouteDoc(
         answers.Message, MessagesRequest, {"messages": _HELLO, "max_tokens": 64}, streams=True
@@ -99,6 +102,9 @@ ROUTES: dict[str, RouteDoc] = {
         EmbeddingRequest,
         {"input": ["Hello!", "Bye."]},
         tasks=("embed",),
+    ),
+    "POST /pooling": RouteDoc(
+        answers.PooledList, PoolingRequest, {"input": "Hello!"}, tasks=("embed", "classify")
     ),
     **{
         f"POST {path}": RouteDoc(
@@ -174,10 +180,12 @@ def _operation(method: str, path: str, route: RouteDoc, needs_key: bool) -> dict
     if route.streams:
         content["text/event-stream"] = {"schema": EVENT}
     operation: dict[str, Any] = {
-        "operationId": f"{method} {path}".lower().replace("/", "_").replace(" ", ""),
+        "operationId": operation_id(f"{method} {path}"),
         "summary": _first_line(route.answer),
         "responses": {"200": {"description": "The answer.", "content": content}},
     }
+    if f"{method} {path}" in LINKS:
+        operation["responses"]["200"]["links"] = LINKS[f"{method} {path}"]
     if route.tasks:
         operation["description"] = f"For a model whose task is {' or '.join(route.tasks)}."
     name = path.partition("{")[2].partition("}")[0]

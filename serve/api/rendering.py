@@ -29,13 +29,16 @@ def is_long(body: RenderingBody) -> bool:
     return bool(body.tools) or sum(sizes) > LONG_BODY
 
 
-def render_messages(body: RenderingBody, served: Served, trust_template: bool) -> list[int]:
+def render_messages(
+    body: RenderingBody, served: Served, trust_template: bool, opens_answer: bool = True
+) -> list[int]:
     """Return the token ids of a body's conversation.
 
     Args:
         body: the request.
         served: the model.
         trust_template: whether a request may bring its own template.
+        opens_answer: whether the assistant's turn is opened when the body does not say.
 
     Raises:
         RequestError: no messages, or the chat template refuses them.
@@ -48,7 +51,7 @@ def render_messages(body: RenderingBody, served: Served, trust_template: bool) -
     text = served.tokenizer.render_chat(
         body.messages,
         template=_own_template(body, trust_template),
-        add_generation_prompt=not continues if opens is None else opens,
+        add_generation_prompt=opens_answer and not continues if opens is None else opens,
         continue_final_message=continues,
         **_variables(body, served),
     )

@@ -17,6 +17,7 @@ from girih.runtime.messages import EngineFacts
 from girih.serve.api.bodies import BodyType, read_body
 from girih.serve.api.errors import RETRY_SECONDS, ApiError
 from girih.serve.api.http_metrics import HttpSeen
+from girih.serve.api.responses.background import BackgroundRuns
 from girih.serve.api.responses.store import ResponseStore
 from girih.serve.async_engine import AsyncEngine
 from girih.serve.config import ServeConfig
@@ -80,7 +81,8 @@ class ServerState:
         served: the model once it is ready.
         failure: why building failed, or None.
         draining: no new requests are taken.
-        responses: finished turns of /v1/responses.
+        responses: turns of /v1/responses.
+        background: those of them that run without a client that waits.
         http_seen: HTTP requests that the metrics do not count yet.
     """
 
@@ -92,6 +94,7 @@ class ServerState:
         # Several API processes would each know a part of the responses: then none are kept.
         kept = config.max_stored_responses if config.api_processes == 1 else 0
         self.responses = ResponseStore(kept, config.max_stored_bytes)
+        self.background = BackgroundRuns()
         self.http_seen = HttpSeen()
         self._event: ProgressEvent | None = None
         self._started = time.monotonic()

@@ -1,5 +1,6 @@
 """The OpenAPI document: complete, true, and survived by the server."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from support_serving import RunningServer
 
 from girih.serve.api import answers
 from girih.serve.api.openapi import ROUTES, make_document
+from girih.serve.api.openapi_links import LINKS
 
 PAGES = ("/openapi.json", "/metrics", "/admin", "/web", "/static", "/status")
 NAMED = {"{name}": "fake", "{response_id}": "resp_kept"}
@@ -54,7 +56,7 @@ def test_every_route_is_described(server):
 def test_every_example_works_and_answers_have_their_shape(server):
     document = httpx.get(f"{server.url}/openapi.json").json()
     assert document == make_document(needs_key=False)
-    kept = {"input": "keep", "request_id": "kept"}
+    kept = {"input": "keep", "request_id": "kept", "background": True}
     assert server.post("/v1/responses", **kept).status_code == 200
     for name, route in sorted(ROUTES.items(), key=lambda item: item[0].startswith("DELETE")):
         if route.tasks:  # `test_pooling` has models for these
@@ -67,6 +69,24 @@ def test_every_example_works_and_answers_have_their_shape(server):
         checked(document, route.answer, answer.json())
 
 
+def test_links_lead_to_operations_of_the_document():
+    document = make_document(needs_key=False)
+    operations = {
+        operation["operationId"]: operation
+        for path in document["paths"].values()
+        for operation in path.values()
+    }
+    followed = 0
+    for operation in operations.values():
+        for link in operation["responses"]["200"].get("links", {}).values():
+            target = operations[link["operationId"]]
+            named = {parameter["name"] for parameter in target.get("parameters", ())}
+            assert set(link.get("parameters", {})) == named
+            assert ("requestBody" in link) == ("requestBody" in target)
+            followed += 1
+    assert followed == sum(map(len, LINKS.values()))
+
+
 def test_errors_have_their_shape(server):
     document = make_document(needs_key=True)
     for path in ("/v1/completions", "/v1/messages", "/v1/nothing"):
@@ -75,15 +95,31 @@ def test_errors_have_their_shape(server):
     assert "security" not in document["paths"]["/health"]["get"]
 
 
-def test_generated_requests_break_nothing(server, tmp_path):
-    """A short run of schemathesis; `ARGS` of a long one are in serve/README.md."""
+ALL = (
+    "--phases",
+    "examples,fuzzing",
+    "--max-examples",
+    "6",
+    "--max-time",
+    "11",
+    "--exclude-checks=positive_data_acceptance",
+)
+FOLLOWED = (
+    *("--phases", "stateful", "--max-time", "5", "--include-path-regex", "/responses"),
+    "--exclude-checks=positive_data_acceptance,ensure_resource_availability",  # store=false
+)
+
+
+@pytest.mark.parametrize("phases", [ALL, FOLLOWED], ids=["all routes", "links"])
+def test_generated_requests_break_nothing(server, tmp_path, phases):
+    """Short runs of schemathesis; what a long one is called with is in serve/api/README.md."""
     command = [
         str(Path(sys.executable).with_name("schemathesis")),
-        *("run", f"{server.url}/openapi.json"),
-        *("--phases", "examples,fuzzing", "--max-examples", "8", "--max-time", "25"),
-        *("--exclude-checks", "positive_data_acceptance", "--seed", "1"),
-        *("--request-timeout", "10", "--continue-on-failure", "--no-color"),
+        *("run", f"{server.url}/openapi.json", *phases),
+        *("--seed", "1", "--request-timeout", "10", "--continue-on-failure", "--no-color"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     server.wait_idle()
+    if phases is FOLLOWED:
+        assert re.search("[1-7] covered / 7 selected", done.stdout)

@@ -3,7 +3,7 @@
 import httpx
 import openai
 import pytest
-from support_serving import MODEL
+from support_serving import MODEL, RunningServer
 
 from girih.kernels.errors import RequestError
 from girih.serve.api.chat_parts import ChatDelta, ToolCallDelta
@@ -124,7 +124,8 @@ def test_logprobs_come_with_the_text(client):
         ({"input": [{"type": "function_call", "name": "f"}]}, "input"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input"),
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
-        ({"input": "x", "background": True}, "background"),
+        ({"input": "x", "background": True, "stream": True}, "background"),
+        ({"input": "x", "background": True, "store": False}, "background"),
         ({"input": "x", "truncation": "auto"}, "truncation"),
         ({"input": "x", "prompt": {"id": "p"}}, "prompt"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, "tools"),
@@ -136,6 +137,66 @@ def test_bad_responses_name_the_field(shared_server, body, param):
     answer = shared_server.post("/v1/responses", **body)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
+
+
+# ---- in the background ----
+
+
+@pytest.fixture(scope="module")
+def slow():
+    with RunningServer(step_seconds=0.02, serve={"admin_key": "root"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def slow_client(slow):
+    with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_a_response_in_the_background_is_answered_at_once_and_found_later(slow, slow_client):
+    begun = respond(slow_client, background=True)
+    assert (begun.status, begun.background, begun.output) == ("in_progress", True, [])
+    with pytest.raises(openai.BadRequestError, match="is in_progress; only one"):
+        respond(slow_client, previous_response_id=begun.id)
+    assert slow_client.responses.retrieve(begun.id).status == "in_progress"
+    find = slow_client.responses.retrieve
+    slow.wait_for(lambda: find(begun.id).status != "in_progress")
+    assert find(begun.id).output_text == respond(slow_client).output_text
+    assert find(begun.id).usage.output_tokens == 24
+    assert slow_client.responses.cancel(begun.id).status == "incomplete"  # it was over
+    assert respond(slow_client, "And?", previous_response_id=begun.id).output_text
+
+
+def test_a_response_in_the_background_is_cancelled(slow, slow_client):
+    begun = respond(slow_client, background=True, max_output_tokens=200)
+    slow.wait_for(lambda: slow.core.scheduler.running)
+    cancelled = slow_client.responses.cancel(begun.id)
+    assert (cancelled.status, cancelled.incomplete_details) == ("cancelled", None)
+    assert slow_client.responses.retrieve(begun.id).status == "cancelled"
+    slow.wait_idle()
+    other = respond(slow_client, max_output_tokens=1)
+    with pytest.raises(openai.BadRequestError, match="does not run in the background"):
+        slow_client.responses.cancel(other.id)
+    with pytest.raises(openai.NotFoundError):
+        slow_client.responses.cancel("resp_nothing")
+
+
+def test_deleting_a_response_in_the_background_ends_it(slow, slow_client):
+    begun = respond(slow_client, background=True, max_output_tokens=200)
+    slow_client.responses.delete(begun.id)
+    slow.wait_idle()
+    with pytest.raises(openai.NotFoundError):
+        slow_client.responses.retrieve(begun.id)
+    assert len(slow.server.state.background) == 0
+
+
+def test_a_response_in_the_background_tells_that_it_failed(new_server):
+    server = new_server(fail_at={3: ValueError("broken")})
+    begun = server.post("/v1/responses", input="x", background=True, max_output_tokens=50).json()
+    where = f"/v1/responses/{begun['id']}"
+    server.wait_for(lambda: server.get(where).json()["status"] == "failed")
+    assert server.get(where).json()["error"]["code"] == "server_error"
 
 
 def test_what_has_no_effect_is_named(shared_server):

@@ -26,6 +26,7 @@ def make_core(
     async_scheduling: bool = False,
     groups: Sequence[KVCacheGroup] = (FULL,),
     plans_in_flight: int = 2,
+    task: str = "generate",
     **scheduler: Any,
 ) -> EngineCore:
     """A core over `runner` (a new `FakeRunner` by default); the rest goes to SchedulerConfig."""
@@ -33,7 +34,7 @@ def make_core(
     lookahead = plans_in_flight * config.max_num_batched_tokens
     kv_cache = KVCacheManager(num_blocks, block_size, enable_prefix_caching, groups, lookahead)
     return EngineCore(
-        Scheduler(config, kv_cache, max_model_len),
+        Scheduler(config, kv_cache, max_model_len, task=task),
         runner or FakeRunner(block_size, groups=groups),
         async_scheduling,
     )

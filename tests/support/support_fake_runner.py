@@ -9,6 +9,7 @@ With KV groups, what is written differs per group, and each group reads what its
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -120,16 +121,20 @@ class FakeRunner:
             chunk = self._write(request_id, num_tokens)
             if chunk is not None:
                 prompt_logprobs[request_id] = chunk
-        sampled, logprobs = {}, {}
+        sampled, logprobs, pooled = {}, {}, {}
         for request_id in plan.num_scheduled_tokens:
             row = self.rows[request_id]
-            if row.num_computed_tokens == len(row.token_ids):
+            if row.num_computed_tokens < len(row.token_ids):
+                continue
+            if row.request.pooling is not None:
+                pooled[request_id] = fake_pooled(row.token_ids)
+            else:
                 token = self._sample(row)
                 row.token_ids.append(token)
                 sampled[request_id] = [token]
                 if row.request.sampling.logprobs is not None:
                     logprobs[request_id] = [fake_logprobs(token)]
-        return ModelRunnerOutput(plan.step_id, sampled, logprobs, prompt_logprobs)
+        return ModelRunnerOutput(plan.step_id, sampled, logprobs, prompt_logprobs, pooled=pooled)
 
     def _note(self, condition: bool, text: str) -> None:
         if not condition:
@@ -208,6 +213,11 @@ class FakeRunner:
         early = num_output < row.request.sampling.min_tokens
         banned = frozenset(row.request.stop_token_ids) if early else frozenset()
         return _choose(values, self.vocab_size, banned)
+
+
+def fake_pooled(token_ids: list[int]) -> bytes:
+    """A vector that tells texts apart: their sum, their length."""
+    return array("f", [float(sum(token_ids)), float(len(token_ids))]).tobytes()
 
 
 def fake_logprobs(token_id: int) -> TokenLogprobs:

@@ -16,12 +16,14 @@ from support_fake_runner import FakeRunner
 
 from girih.runtime.engine import EngineCore
 from girih.runtime.messages import EngineFacts
+from girih.runtime.pooling_params import PoolingFacts
 from girih.serve.config import SamplingConfig, ServeConfig
 from girih.serve.engine_start import Built, InlineStart
 from girih.serve.server import GirihServer
 from girih.serve.tokenizer import Tokenizer
 
 MODEL = "fake"
+EMBEDDER = PoolingFacts(mode="last", width=2, activation="identity")
 
 
 @dataclass
@@ -35,6 +37,7 @@ class FakeHandle:
     name: str = MODEL
     key: str = "fp_fake"
     model_path: Path = field(default_factory=lambda: Path(tempfile.mkdtemp()))
+    pooling: PoolingFacts | None = None
 
     @property
     def facts(self) -> EngineFacts:
@@ -46,6 +49,8 @@ class FakeHandle:
             max_model_len=self.max_model_len,
             vocab_size=self.vocab_size,
             eos_token_ids=self.eos_token_ids,
+            task="generate" if self.pooling is None else "embed",
+            pooling=self.pooling,
         )
 
 
@@ -55,8 +60,10 @@ def fake_handle(tokenizer: Tokenizer, *, eos: tuple[int, ...] = (), **options: A
     settings = {key: options.pop(key) for key in runner_keys if key in options}
     runner = options.pop("runner", None) or FakeRunner(16, tokenizer.vocab_size, **settings)
     max_model_len = options.pop("max_model_len", 256)
-    core = make_core(runner=runner, max_model_len=max_model_len, **options)
-    return FakeHandle(core, tokenizer.vocab_size, max_model_len, eos)
+    pooling = EMBEDDER if options.pop("embeds", False) else None
+    task = "generate" if pooling is None else "embed"
+    core = make_core(runner=runner, max_model_len=max_model_len, task=task, **options)
+    return FakeHandle(core, tokenizer.vocab_size, max_model_len, eos, pooling=pooling)
 
 
 class RunningServer:
@@ -68,7 +75,7 @@ class RunningServer:
         hold: the build waits for this event.
         build_error: the build raises this.
         tokenizer: the model's; a byte-level one by default.
-        options: for `fake_handle`.
+        options: for `fake_handle` (`embeds`: the model embeds instead of generating).
     """
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from girih.serve.api.bodies import Body, Integer
-from girih.serve.api.protocol import described
+from girih.serve.api.protocol import RenderingBody, described
 
 Texts = str | list[Integer] | list[str] | list[list[Integer]]
 
@@ -37,12 +37,20 @@ class PooledBody(Body):
     activation: Any = None
 
 
-class EmbeddingRequest(PooledBody):
-    """Body of /v1/embeddings."""
+class TextsBody(PooledBody, RenderingBody):
+    """What is read: texts, or one conversation in `messages` through the chat template."""
 
     input: Texts | None = described(
         "A text, token ids, or a list of either.", examples=["Hello!", ["Hello!", "Bye."]]
     )
+    add_generation_prompt: bool | None = described(
+        "Open the assistant's turn after the messages (default false)."
+    )
+
+
+class EmbeddingRequest(TextsBody):
+    """Body of /v1/embeddings."""
+
     encoding_format: str | None = described(
         "float, or base64 of little-endian float32.", enum=["float", "base64", None]
     )
@@ -51,11 +59,15 @@ class EmbeddingRequest(PooledBody):
     )
 
 
-class ClassifyRequest(PooledBody):
+class ClassifyRequest(TextsBody):
     """Body of /v1/classify."""
 
-    input: Texts | None = described(
-        "A text, token ids, or a list of either.", examples=["I like it.", ["I like it."]]
+
+class PoolingRequest(EmbeddingRequest):
+    """Body of /pooling."""
+
+    task: str | None = described(
+        "What the model is for; it may be left out.", enum=["embed", "classify", None]
     )
 
 

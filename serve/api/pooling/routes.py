@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, /v1/classify, /v1/score and /v1/rerank (and their shorter names)."""
+"""POST /v1/embeddings, /v1/classify, /v1/score, /v1/rerank (and their shorter names), /pooling."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from girih.serve.api.errors import json_response
 from girih.serve.api.pooling.protocol import (
     ClassifyRequest,
     EmbeddingRequest,
+    PoolingRequest,
     RerankRequest,
     ScoreRequest,
 )
 from girih.serve.api.pooling.work import PooledWork, read_inputs, usage_of
 from girih.serve.api.state import open_request
-from girih.serve.output_processor import Delta
 from girih.serve.texts import (
     ScorePlan,
     check_dimensions,
@@ -39,28 +39,52 @@ SCORING = ("embed", "classify")
 async def embeddings(request: Request) -> Response:
     """Embed texts."""
     state, body, served = await open_request(request, EmbeddingRequest, ("embed",))
-    work, pooling = PooledWork(request, body, state, served), pooling_of(served.facts)
+    found = await _embeddings(PooledWork(request, body, state, served), body)
+    if found is None:
+        return Response(status_code=GONE)
+    data, head = found
+    shown = [{"object": "embedding", "index": i, "embedding": v} for i, v in enumerate(data)]
+    return json_response({**head, "data": shown}, headers=ignored_header(body))
+
+
+@router.post("/pooling")
+async def pooling(request: Request) -> Response:
+    """Return what the model makes of texts: embeddings, or values of labels."""
+    state, body, served = await open_request(request, PoolingRequest, SCORING)
+    if body.task not in (None, served.facts.task):
+        raise RequestError(
+            f"task is {body.task[:80]!r}, but the model's is {served.facts.task!r}; leave it out",
+            param="task",
+        )
+    found = await _embeddings(PooledWork(request, body, state, served), body)
+    if found is None:
+        return Response(status_code=GONE)
+    data, head = found
+    shown = [{"object": "pooling", "index": i, "data": value} for i, value in enumerate(data)]
+    return json_response({**head, "data": shown}, headers=ignored_header(body))
+
+
+async def _embeddings(
+    work: PooledWork, body: EmbeddingRequest
+) -> tuple[list[Any], dict[str, Any]] | None:
+    """A vector per text as asked for, and head and usage; None when the client went away."""
+    pooling = pooling_of(work.served.facts)
     work.check()
     _check_format(body.encoding_format)
     check_dimensions(body.dimensions, pooling)
-    texts = await work.read(lambda: read_inputs(body.input, work, body.dimensions))
+    texts = await work.read(lambda: read_inputs(body, work, body.dimensions))
     deltas = await work.run(texts)
     if deltas is None:
-        return Response(status_code=GONE)
+        return None
     width = body.dimensions or pooling.width
 
-    def shown(delta: Delta) -> Any:
-        pooled = delta.pooled or b""
+    def shown(pooled: bytes) -> Any:
         if body.encoding_format == "base64":
             return base64.b64encode(pooled).decode()
         return embedding_of(pooled, pooling, width)
 
-    data = [
-        {"object": "embedding", "index": index, "embedding": shown(delta)}
-        for index, delta in enumerate(deltas)
-    ]
-    answer = {**work.head("embd"), "data": data, "usage": usage_of(texts, deltas)}
-    return json_response(answer, headers=ignored_header(body))
+    head = {**work.head("embd"), "usage": usage_of(texts, deltas)}
+    return [shown(delta.pooled or b"") for delta in deltas], head
 
 
 @router.post("/v1/classify")
@@ -70,7 +94,7 @@ async def classify(request: Request) -> Response:
     state, body, served = await open_request(request, ClassifyRequest, ("classify",))
     work, pooling = PooledWork(request, body, state, served), pooling_of(served.facts)
     work.check()
-    texts = await work.read(lambda: read_inputs(body.input, work))
+    texts = await work.read(lambda: read_inputs(body, work))
     deltas = await work.run(texts)
     if deltas is None:
         return Response(status_code=GONE)

@@ -14,7 +14,7 @@ from fastapi import Request
 from girih.kernels.errors import RequestError
 from girih.runtime.pooling_params import PoolingParams
 from girih.runtime.request import EngineRequest
-from girih.serve.api.errors import renamed_params
+from girih.serve.api.errors import ApiError, renamed_params
 from girih.serve.api.generation import (
     LONG_BODY,
     Usage,
@@ -22,7 +22,9 @@ from girih.serve.api.generation import (
     request_name,
     trace_headers,
 )
-from girih.serve.api.pooling.protocol import PooledBody
+from girih.serve.api.pooling.protocol import PooledBody, TextsBody
+from girih.serve.api.protocol import RenderingBody
+from girih.serve.api.rendering import render_messages
 from girih.serve.api.sampling import check_priority, check_salt
 from girih.serve.api.state import Served, ServerState
 from girih.serve.api.streaming import collect, run_until_disconnect, submit_all
@@ -30,6 +32,8 @@ from girih.serve.output_processor import Delta
 from girih.serve.texts import PooledText, TextOptions, read_text
 
 T = TypeVar("T")
+FOR_MESSAGES = tuple(n for n in RenderingBody.model_fields if n not in PooledBody.model_fields)
+"""Fields that have no effect on texts."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,12 @@ class PooledWork:
         return work()
 
     async def run(self, texts: Sequence[PooledText]) -> list[Delta] | None:
-        """The core's answers; None when the client went away."""
+        """The core's answers; None when the client went away.
+
+        Raises:
+            GirihError: the core takes no requests now, or not so many.
+            ApiError: the model failed on a text, or an operator ended the request.
+        """
         name, now = request_name(self.http, self.body.request_id), time.monotonic()
         requests = [
             EngineRequest(
@@ -100,8 +109,13 @@ class PooledWork:
             )
             for place, text in enumerate(texts)
         ]
-        streams = await submit_all(self.served.engine, requests)
-        return await run_until_disconnect(self.http, collect(streams))
+        source = "input" if getattr(self.body, "messages", None) is None else "messages"
+        with renamed_params({"input": source}):
+            streams = await submit_all(self.served.engine, requests)
+        deltas = await run_until_disconnect(self.http, collect(streams))
+        if deltas is not None and any(delta.finish_reason == "abort" for delta in deltas):
+            raise ApiError(503, "the request was aborted by the server's operator", code="aborted")
+        return deltas
 
     def head(self, prefix: str) -> dict[str, Any]:
         """The first fields of an answer."""
@@ -121,17 +135,39 @@ def usage_of(texts: Sequence[PooledText], deltas: Sequence[Delta]) -> dict[str, 
     return usage.body()
 
 
-def read_inputs(given: Any, work: PooledWork, dimensions: int | None = None) -> list[PooledText]:
-    """The texts of a field `input`.
+def read_inputs(
+    body: TextsBody, work: PooledWork, dimensions: int | None = None
+) -> list[PooledText]:
+    """The texts of `input`, or the conversation of `messages`.
 
     Raises:
-        RequestError: there is none, or one cannot be read.
+        RequestError: there is none, there are both, or one cannot be read.
     """
+    if body.messages is not None:
+        return [_conversation(body, work, dimensions)]
+    for name in FOR_MESSAGES:
+        if getattr(body, name) is not None:
+            raise RequestError(
+                f"{name} is set, but it is for messages, which are not given; leave it out", name
+            )
+    given = body.input
     if given is None:
-        raise RequestError("input is missing; give a text, token ids, or a list", param="input")
+        raise RequestError(
+            "input is missing; give a text, token ids or a list of these, or messages",
+            param="input",
+        )
     is_single = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
-    inputs = [given] if is_single else given
+    inputs: list[Any] = [given] if is_single else list(given)
     work.check_count("input", len(inputs))
     work.check_room([text for text in inputs if isinstance(text, str)])
     served, options = work.served, work.options(dimensions)
     return [read_text(text, served.tokenizer, served.facts, options) for text in inputs]
+
+
+def _conversation(body: TextsBody, work: PooledWork, dimensions: int | None) -> PooledText:
+    if body.input is not None:
+        raise RequestError("input and messages are both given; leave one out", param="messages")
+    served, config = work.served, work.state.config
+    with renamed_params({"prompt": "messages", "input": "messages"}):
+        ids = render_messages(body, served, config.trust_request_chat_template, opens_answer=False)
+        return read_text(ids, served.tokenizer, served.facts, work.options(dimensions))

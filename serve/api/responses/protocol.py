@@ -84,7 +84,9 @@ class ResponsesRequest(SamplerFields):
     truncation: str | None = described("Only disabled.", enum=["disabled", None])
     stream: bool | None = described("Send the answer as server-sent events.")
     stream_interval: Integer | None = described("Fewest tokens per event.", minimum=1)
-    background: bool | None = described("Not supported.", enum=[False, None])
+    background: bool | None = described(
+        "Answer at once, and go on without a client; GET tells how far it is (needs store)."
+    )
     logit_bias: dict[str, float] | None = described("Token id → value added to its logit.")
     top_logprobs: Integer | None = described("Alternatives per output token.", minimum=0)
     priority: Integer | None = described("Lower is served first (policy priority only).")
@@ -136,7 +138,7 @@ def as_chat(body: ResponsesRequest, messages: list[dict[str, Any]]) -> ChatCompl
 
 
 def _refuse_unsupported(body: ResponsesRequest) -> None:
-    for name in ("prompt", "conversation", "background"):
+    for name in ("prompt", "conversation"):
         if getattr(body, name) not in (None, False):
             raise RequestError(f"{name} is not supported by this server; leave it out", name)
     if body.truncation not in (None, "disabled"):

@@ -1,4 +1,4 @@
-"""POST, GET and DELETE /v1/responses."""
+"""POST, GET and DELETE /v1/responses, and the cancelling of one in the background."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ from girih.serve.api.streaming import KEEP_ALIVE, EventStream, event
 router = APIRouter()
 INCOMPLETE = {"length": "max_output_tokens", "abort": "abort"}
 """Finish reasons of an answer that was cut off, and how the response gives them."""
+CONTINUED = ("completed", "incomplete")
+"""Status of a response that a later turn may go on from."""
 
 
 @router.post("/v1/responses")
 async def create_response(request: Request) -> Response:
     """Answer input items, streamed or whole; the answer is kept for later turns."""
     state, body, served = await open_request(request, ResponsesRequest)
+    _check_background(body, state.responses)
     history = _history(body, state.responses)
     opening = [{"role": "system", "content": body.instructions}] if body.instructions else []
     chat = as_chat(body, opening + history)
@@ -37,6 +40,10 @@ async def create_response(request: Request) -> Response:
     if body.stream:
         events = writer.events(state.config.keep_alive_seconds)
         return EventStream(events, job.streams, ignored_header(body))
+    if body.background:
+        begun = writer.begun()
+        state.background.start(job, writer.run())
+        return json_response(begun, headers=ignored_header(body))
     news = await job.whole(request)
     if news is None:
         return Response(status_code=499)
@@ -47,10 +54,26 @@ async def create_response(request: Request) -> Response:
 async def stored_response(request: Request, response_id: str) -> Response:
     """Return or forget a stored response."""
     if request.method == "DELETE":
+        _store(request).get(response_id)
+        await _state(request).background.cancel(response_id)
         _store(request).delete(response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
     if request.query_params.get("stream") == "true":
         raise RequestError("a stored response is not streamed again; leave stream out", "stream")
+    return json_response(_store(request).get(response_id).body)
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel_response(request: Request, response_id: str) -> Response:
+    """End a response that runs in the background; it keeps what it has so far."""
+    body = _store(request).get(response_id).body
+    if not body["background"]:
+        raise RequestError(
+            f"{response_id[:80]!r} does not run in the background; only such a response can be "
+            "cancelled: close the connection of any other",
+            param="response_id",
+        )
+    await _state(request).background.cancel(response_id)
     return json_response(_store(request).get(response_id).body)
 
 
@@ -62,15 +85,43 @@ async def get_input_items(request: Request, response_id: str) -> Response:
     return json_response({"object": "list", "data": items, "has_more": False, **ends})
 
 
-def _store(request: Request) -> ResponseStore:
+def _state(request: Request) -> ServerState:
     state: ServerState = request.app.state.server
-    return state.responses
+    return state
+
+
+def _store(request: Request) -> ResponseStore:
+    return _state(request).responses
+
+
+def _check_background(body: ResponsesRequest, store: ResponseStore) -> None:
+    if not body.background:
+        return
+    if body.stream:
+        raise RequestError(
+            "background and stream are both true; a response in the background is not streamed, "
+            "ask GET /v1/responses/ID for it",
+            param="background",
+        )
+    if body.store is False or not store.keeps_any:
+        raise RequestError(
+            "background is true, but the response would not be stored, so that nobody could read "
+            "it (store is false, or serve.max_stored_responses is 0)",
+            param="background",
+        )
 
 
 def _history(body: ResponsesRequest, store: ResponseStore) -> list[dict[str, Any]]:
     before: list[dict[str, Any]] = []
     if body.previous_response_id is not None:
-        before = store.get(body.previous_response_id, "previous_response_id").messages
+        found = store.get(body.previous_response_id, "previous_response_id")
+        if found.messages is None:
+            raise RequestError(
+                f"the response {body.previous_response_id[:80]!r} is {found.body['status']}; only "
+                f"one that is {' or '.join(CONTINUED)} can be continued",
+                param="previous_response_id",
+            )
+        before = found.messages
     return [*before, *as_messages(body.input)]
 
 
@@ -116,8 +167,22 @@ class _ResponseWriter:
                         yield self._event(name, fields)
                     yield self._event(_status(news), {"response": self._finished(news)})
         except Exception as error:  # the status line is sent: tell it in the stream
-            failure = {"code": "server_error", "message": as_api_error(error).message}
-            yield self._event("failed", {"response": self._response("failed", error=failure)})
+            response = self._response("failed", error=_failure(error))
+            yield self._event("failed", {"response": response})
+
+    def begun(self) -> dict[str, Any]:
+        """Return and store the body of an answer that runs in the background."""
+        response = self._response("in_progress")
+        self._keep(response)
+        return response
+
+    async def run(self) -> None:
+        """Wait for the answer and store it, whatever becomes of it."""
+        try:
+            news = await self._job.unwatched()
+            self.whole(news)
+        except Exception as error:  # nobody waits: tell it to who asks
+            self._keep(self._response("failed", error=_failure(error)))
 
     def _event(self, name: str, fields: dict[str, Any]) -> bytes:
         kind = f"response.{name}"
@@ -131,15 +196,22 @@ class _ResponseWriter:
 
     def _finished(self, news: ChatNews) -> dict[str, Any]:
         status = _status(news)
+        is_aborted = news.finish_reason == "abort"
+        if is_aborted and self._body.background:
+            status = "cancelled"
         reason = INCOMPLETE.get(news.finish_reason or "")
-        details = None if reason is None else {"reason": reason}
+        details = None if reason is None or status == "cancelled" else {"reason": reason}
         response = self._response(status, usage=self._usage(), incomplete_details=details)
-        if news.finish_reason == "abort":
+        if is_aborted and not self._body.background:
             response["store"] = False  # no later turn goes on from what an operator ended
         if response["store"]:
-            messages = [*self._history, self._output.as_message()]
-            self._store.put(StoredResponse(response, _input_items(self._body), messages))
+            self._keep(response)
         return response
+
+    def _keep(self, response: dict[str, Any]) -> None:
+        is_over = response["status"] in CONTINUED
+        messages = [*self._history, self._output.as_message()] if is_over else None
+        self._store.put(StoredResponse(response, _input_items(self._body), messages))
 
     def _usage(self) -> dict[str, Any]:
         usage = self._job.usage
@@ -161,7 +233,7 @@ class _ResponseWriter:
             "created_at": self._job.plan.created,
             "model": self._job.served.name,
             "status": status,
-            "background": False,
+            "background": bool(body.background),
             "error": None,
             "incomplete_details": None,
             "instructions": body.instructions,
@@ -182,6 +254,10 @@ class _ResponseWriter:
             "usage": None,
             **fields,
         }
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    return {"code": "server_error", "message": as_api_error(error).message}
 
 
 def _status(news: ChatNews) -> str:

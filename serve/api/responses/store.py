@@ -13,17 +13,18 @@ from girih.serve.api.errors import ApiError
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """One finished turn.
+    """One turn.
 
     Attributes:
         body: the response object.
         input_items: what the request gave as input.
-        messages: the conversation up to and with this answer, without instructions.
+        messages: the conversation up to and with this answer, without instructions; None while
+            there is no answer to go on from.
     """
 
     body: dict[str, Any]
     input_items: list[dict[str, Any]]
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, Any]] | None
 
 
 class ResponseStore:
