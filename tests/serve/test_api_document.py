@@ -101,11 +101,11 @@ ALL = (
     "--max-examples",
     "6",
     "--max-time",
-    "11",
+    "6",
     "--exclude-checks=positive_data_acceptance",
 )
 FOLLOWED = (
-    *("--phases", "stateful", "--max-time", "5", "--include-path-regex", "/responses"),
+    *("--phases", "stateful", "--max-examples", "4", "--include-path-regex", "/responses"),
     "--exclude-checks=positive_data_acceptance,ensure_resource_availability",  # store=false
 )
 
