@@ -144,6 +144,8 @@ def plain_message(message: dict[str, Any], index: int) -> dict[str, Any]:
             param="messages",
         )
     plain = {**message, "content": content}
+    if "reasoning" in message:
+        plain.setdefault("reasoning_content", message["reasoning"])
     if message.get("tool_calls"):
         plain["tool_calls"] = _plain_calls(message["tool_calls"], where)
     return plain

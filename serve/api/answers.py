@@ -88,7 +88,8 @@ class ChatMessage(BaseModel):
     role: Literal["assistant"]
     content: str | None
     refusal: str | None
-    reasoning_content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = Field(None, description="Same as reasoning.")
     tool_calls: list[ToolCall] | None = None
 
 

@@ -31,14 +31,20 @@ Integer = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), le=2**63 - 
 """A 64-bit integer, also when it is written with a decimal point."""
 
 
-class Body(BaseModel):
-    """A request body; unknown fields are kept aside."""
+class Part(BaseModel):
+    """An object inside a body; unknown fields are kept aside."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
+
+class Body(Part):
+    """A request body."""
+
     def ignored_fields(self) -> list[str]:
-        """Names of fields this server does not know."""
-        return sorted(self.model_extra or {})
+        """Names of fields this server does not know, also of those inside known objects."""
+        parts = {n: v for n in self.model_fields_set if isinstance(v := getattr(self, n), Part)}
+        inside = [f"{name}.{n}" for name, part in parts.items() for n in part.model_extra or {}]
+        return sorted([*(self.model_extra or {}), *inside])
 
 
 BodyType = TypeVar("BodyType", bound=Body)

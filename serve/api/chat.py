@@ -123,8 +123,7 @@ class _ChatWriter:
 
     def _delta_choice(self, news: ChatNews) -> dict[str, Any]:
         delta: dict[str, Any] = {}
-        if news.parts.reasoning:
-            delta["reasoning_content"] = news.parts.reasoning
+        delta |= self._shown_reasoning(news)
         if news.parts.content:
             delta["content"] = news.parts.content
         if news.parts.tool_calls:
@@ -138,12 +137,18 @@ class _ChatWriter:
             "content": self._echo + parts.content,
             "refusal": None,
         }
-        if parts.reasoning:
-            message["reasoning_content"] = parts.reasoning
+        message |= self._shown_reasoning(news)
         if parts.tool_calls:
             message["content"] = message["content"] or None
             message["tool_calls"] = [_whole_call(call) for call in parts.tool_calls]
         return {**self._ending(news), "message": message}
+
+    def _shown_reasoning(self, news: ChatNews) -> dict[str, str]:
+        """The reasoning under both names that clients know."""
+        text = news.parts.reasoning
+        if not text or self._body.include_reasoning is False:
+            return {}
+        return {"reasoning": text, "reasoning_content": text}
 
     def _ending(self, news: ChatNews) -> dict[str, Any]:
         records = news.delta.logprobs

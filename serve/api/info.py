@@ -14,7 +14,11 @@ from girih.runtime.pooling_params import PoolingFacts
 from girih.serve.api.bodies import ignored_header
 from girih.serve.api.errors import RETRY_SECONDS, ApiError, json_response
 from girih.serve.api.generation import LONG_BODY, refuse_endless
-from girih.serve.api.protocol import DetokenizeRequest, TokenizeRequest
+from girih.serve.api.protocol import (
+    DetokenizeRequest,
+    TokenizeRequest,
+    refuse_for_messages,
+)
 from girih.serve.api.rendering import render_messages
 from girih.serve.api.state import Served, ServerState, open_request
 from girih.serve.prompts import check_prompt_ids
@@ -98,6 +102,7 @@ async def tokenize(request: Request) -> Response:
 
 def _tokens_of(body: TokenizeRequest, served: Served, trusts_template: bool) -> list[int]:
     if body.prompt is not None:
+        refuse_for_messages(body, "add_special_tokens")
         refuse_endless(body.prompt, served)
         return served.tokenizer.encode(body.prompt, body.add_special_tokens is not False)
     return render_messages(body, served, trusts_template)

@@ -44,7 +44,9 @@ class RequestIds:
 
         async def naming(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = state["request_id"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = state["request_id"]
+                headers["request-id"] = state["request_id"]  # anthropic's clients look for this
             await send(message)
 
         await self._app(scope, receive, naming)

@@ -49,6 +49,14 @@ EVENT = {
     "required": ["data"],
     "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
 }
+PAGE = [
+    {"name": name, "in": "query", "required": False, "description": text, "schema": schema}
+    for name, text, schema in (
+        ("limit", "Most items.", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}),
+        ("order", "desc: the last first.", {"enum": ["asc", "desc"], "default": "desc"}),
+        ("after", "The id of the item before the page.", {"type": "string"}),
+    )
+]
 OF_BODIES = (408, 413, 415, 429)
 
 
@@ -188,11 +196,8 @@ def _operation(method: str, path: str, route: RouteDoc, needs_key: bool) -> dict
         operation["responses"]["200"]["links"] = LINKS[f"{method} {path}"]
     if route.tasks:
         operation["description"] = f"For a model whose task is {' or '.join(route.tasks)}."
-    name = path.partition("{")[2].partition("}")[0]
-    if name:
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        ]
+    if parameters := _parameters(path):
+        operation["parameters"] = parameters
     if route.body is not None:
         media = {"schema": _ref(route.body), "example": route.example}
         operation["requestBody"] = {"required": True, "content": {"application/json": media}}
@@ -209,6 +214,14 @@ def _operation(method: str, path: str, route: RouteDoc, needs_key: bool) -> dict
             "content": {"application/json": {"schema": schema}},
         }
     return operation
+
+
+def _parameters(path: str) -> list[dict[str, Any]]:
+    name = path.partition("{")[2].partition("}")[0]
+    if not name:
+        return []
+    in_path = {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+    return [in_path, *(PAGE if path.endswith("/input_items") else ())]
 
 
 def _first_line(model: type[BaseModel]) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from girih.serve.api.bodies import Body, Integer
+from girih.kernels.errors import RequestError
+from girih.serve.api.bodies import Body, Integer, Part
 
 
 def described(text: str, **schema: Any) -> Any:
@@ -54,7 +55,7 @@ MESSAGES_SCHEMA: dict[str, Any] = {
 }
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Part):
     """`stream_options` of a request."""
 
     include_usage: bool = Field(False, description="Send token counts in a last chunk.")
@@ -185,6 +186,20 @@ class RenderingBody(Body):
     )
 
 
+def refuse_for_messages(body: RenderingBody, *shared: str) -> None:
+    """Raise `RequestError` for a field that works on messages, of which a body has none.
+
+    Args:
+        body: the request.
+        shared: fields that work on its text too.
+    """
+    for name in RenderingBody.model_fields:
+        if name not in ("messages", *shared) and getattr(body, name) is not None:
+            raise RequestError(
+                f"{name} is set, but it is for messages, which are not given; leave it out", name
+            )
+
+
 class ChatCompletionRequest(RenderingBody, SamplingBody):
     """Body of /v1/chat/completions."""
 
@@ -204,6 +219,7 @@ class ChatCompletionRequest(RenderingBody, SamplingBody):
         examples=["auto", {"type": "function", "function": {"name": "get_weather"}}],
     )
     parallel_tool_calls: bool | None = described("Allow several calls in one answer.")
+    include_reasoning: bool | None = described("Show the reasoning (default true).")
     modalities: list[str] | None = None
 
     functions: Any = None

@@ -297,6 +297,33 @@ def test_reasoning_is_counted_once_however_often_usage_is_told(new_server, monke
     assert all("completion_tokens_details" not in usage for usage in usages)
 
 
+def test_reasoning_has_both_its_names_or_is_left_out(new_server):
+    server = new_server(serve={"reasoning_parser": "qwen3"}, eos=())
+    body = {
+        "messages": THOUGHTS,
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+        "max_tokens": 12,
+    }
+
+    def messages(**fields):
+        whole = server.post("/v1/chat/completions", **body, **fields).json()
+        lines = server.post("/v1/chat/completions", **body, stream=True, **fields).text
+        events = [json.loads(x[6:]) for x in lines.split("\n\n") if x.startswith("data: {")]
+        streamed = {}
+        for event in events:
+            for name, text in event["choices"][0]["delta"].items():
+                streamed[name] = streamed.get(name, "") + text
+        return whole["choices"][0]["message"], streamed, whole["usage"]
+
+    for message in messages()[:2]:
+        assert message["reasoning"] == message["reasoning_content"]
+        assert message["reasoning"]
+    *hidden, usage = messages(include_reasoning=False)
+    assert not any("reasoning" in name for message in hidden for name in message)
+    assert usage["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
 @pytest.mark.parametrize(
     ("path", "tool"),
     [

@@ -106,6 +106,18 @@ def test_stored_responses_are_found_and_deleted(client):
         respond(client, previous_response_id=loose.id)
 
 
+def test_input_items_come_in_pages(client, shared_server):
+    made = respond(client, [{"role": "user", "content": text} for text in "abc"])
+    listed = client.responses.input_items.list(made.id, limit=2)
+    assert [item.content for item in listed.data] == ["c", "b"]
+    assert [item.content for item in listed] == ["c", "b", "a"]  # the client asks for more
+    first = client.responses.input_items.list(made.id, order="asc", limit=1)
+    assert first.data[0].content == "a"
+    for query in ("limit=0", "limit=x", "order=up", "after=none"):
+        answer = shared_server.get(f"/v1/responses/{made.id}/input_items?{query}")
+        assert answer.json()["error"]["param"] == query.partition("=")[0]
+
+
 def test_logprobs_come_with_the_text(client):
     answer = respond(client, include=["message.output_text.logprobs"], max_output_tokens=5)
     entries = answer.output[0].content[0].logprobs
@@ -206,8 +218,10 @@ def test_what_has_no_effect_is_named(shared_server):
         max_output_tokens=1,
         user="me",
         include=["reasoning.encrypted_content"],
+        reasoning={"generate_summary": "auto"},
     )
-    assert answer.headers["x-girih-ignored"] == "include.reasoning.encrypted_content, user"
+    ignored = "include.reasoning.encrypted_content, reasoning.generate_summary, user"
+    assert answer.headers["x-girih-ignored"] == ignored
 
 
 def test_a_failing_engine_fails_the_stream(new_server):

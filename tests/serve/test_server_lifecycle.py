@@ -77,6 +77,8 @@ def test_describing_routes(shared_server):
         "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
     )
     assert shared_server.post("/tokenize").status_code == 400
+    idle = shared_server.post("/tokenize", prompt="x", add_generation_prompt=True)
+    assert idle.json()["error"]["param"] == "add_generation_prompt"
     assert shared_server.post("/detokenize", tokens=[99999]).status_code == 400
 
 
@@ -114,10 +116,12 @@ def test_http_answers_during_a_slow_step(new_server):
             "max_tokens": 2,
         },
     )
-    asked.start()
-    server.wait_for(lambda: server.server.state.served.engine._link.seconds_stuck() > 0)
-    for _ in range(5):
-        assert server.get("/health").status_code == 200
+    with httpx.Client(timeout=30) as client:  # making one takes longer than a request
+        assert client.get(f"{server.url}/health").status_code == 200
+        asked.start()
+        server.wait_for(lambda: server.server.state.served.engine._link.seconds_stuck() > 0)
+        for _ in range(5):
+            assert client.get(f"{server.url}/health").status_code == 200
     # All five were answered inside the one step.
     assert server.core.stats().num_steps == 0
     asked.join()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from girih.kernels.errors import RequestError
-from girih.serve.api.bodies import Body, Integer, make_body
+from girih.serve.api.bodies import Body, Integer, Part, make_body
 from girih.serve.api.messages.blocks import as_messages
 from girih.serve.api.protocol import ChatCompletionRequest, described
 
@@ -55,7 +55,7 @@ MESSAGES_SCHEMA: dict[str, Any] = {
 MESSAGES_EXAMPLE = [[{"role": "user", "content": "Why is the sky blue?"}]]
 
 
-class Thinking(BaseModel):
+class Thinking(Part):
     """`thinking` of a request."""
 
     type: str = Field(
@@ -65,7 +65,7 @@ class Thinking(BaseModel):
     budget_tokens: Integer | None = Field(None, description="Has no effect.")
 
 
-class OutputConfig(BaseModel):
+class OutputConfig(Part):
     """`output_config` of a request."""
 
     effort: str | None = Field(None, description="As reasoning_effort of a chat request.")

@@ -23,7 +23,7 @@ from girih.serve.api.generation import (
     trace_headers,
 )
 from girih.serve.api.pooling.protocol import PooledBody, TextsBody
-from girih.serve.api.protocol import RenderingBody
+from girih.serve.api.protocol import refuse_for_messages
 from girih.serve.api.rendering import render_messages
 from girih.serve.api.sampling import check_priority, check_salt
 from girih.serve.api.state import Served, ServerState
@@ -32,8 +32,6 @@ from girih.serve.output_processor import Delta
 from girih.serve.texts import PooledText, TextOptions, read_text
 
 T = TypeVar("T")
-FOR_MESSAGES = tuple(n for n in RenderingBody.model_fields if n not in PooledBody.model_fields)
-"""Fields that have no effect on texts."""
 
 
 @dataclass(frozen=True)
@@ -145,11 +143,7 @@ def read_inputs(
     """
     if body.messages is not None:
         return [_conversation(body, work, dimensions)]
-    for name in FOR_MESSAGES:
-        if getattr(body, name) is not None:
-            raise RequestError(
-                f"{name} is set, but it is for messages, which are not given; leave it out", name
-            )
+    refuse_for_messages(body, "add_special_tokens")
     given = body.input
     if given is None:
         raise RequestError(

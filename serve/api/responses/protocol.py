@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from girih.kernels.errors import RequestError
-from girih.serve.api.bodies import Integer, make_body
+from girih.serve.api.bodies import Integer, Part, make_body
 from girih.serve.api.protocol import (
     SAMPLER_FIELDS,
     ChatCompletionRequest,
@@ -46,14 +46,14 @@ INPUT_SCHEMA: dict[str, Any] = {
 }
 
 
-class Reasoning(BaseModel):
+class Reasoning(Part):
     """`reasoning` of a request."""
 
     effort: str | None = Field(None, description="As reasoning_effort of a chat request.")
     summary: str | None = Field(None, description="Not written: the reasoning itself is sent.")
 
 
-class TextOptions(BaseModel):
+class TextOptions(Part):
     """`text` of a request."""
 
     format: dict[str, Any] | None = Field(

@@ -13,7 +13,7 @@ from girih.serve.api.chat_job import ChatJob, ChatNews, start_chat
 from girih.serve.api.errors import as_api_error, json_response, renamed_params
 from girih.serve.api.logprobs import LogprobsFormatter
 from girih.serve.api.responses.items import as_messages
-from girih.serve.api.responses.output import OutputBuilder
+from girih.serve.api.responses.output import OutputBuilder, new_id
 from girih.serve.api.responses.protocol import PARAMS, ResponsesRequest, as_chat
 from girih.serve.api.responses.store import ResponseStore, StoredResponse
 from girih.serve.api.state import ServerState, open_request
@@ -22,6 +22,7 @@ from girih.serve.api.streaming import KEEP_ALIVE, EventStream, event
 router = APIRouter()
 INCOMPLETE = {"length": "max_output_tokens", "abort": "abort"}
 """Finish reasons of an answer that was cut off, and how the response gives them."""
+MAX_PAGE = 100
 CONTINUED = ("completed", "incomplete")
 """Status of a response that a later turn may go on from."""
 
@@ -79,10 +80,24 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 
 @router.get("/v1/responses/{response_id}/input_items")
 async def get_input_items(request: Request, response_id: str) -> Response:
-    """Return what a stored response answered."""
+    """Return what a stored response answered, a page of it; the last item comes first."""
     items = _store(request).get(response_id).input_items
-    ends = {"first_id": items[0].get("id"), "last_id": items[-1].get("id")} if items else {}
-    return json_response({"object": "list", "data": items, "has_more": False, **ends})
+    asked = request.query_params
+    order, after, limit = asked.get("order", "desc"), asked.get("after"), asked.get("limit", "20")
+    if order not in ("asc", "desc"):
+        raise RequestError(f"order is {order[:80]!r}; it must be asc or desc", param="order")
+    if not (limit.isdecimal() and len(limit) < 4 and 1 <= int(limit) <= MAX_PAGE):
+        raise RequestError(f"limit is {limit[:80]!r}; it must be 1 to {MAX_PAGE}", param="limit")
+    items = items[::-1] if order == "desc" else items
+    if after is not None:
+        places = [place for place, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise RequestError(f"after is {after[:80]!r}, which is no item here", param="after")
+        items = items[places[0] + 1 :]
+    page = items[: int(limit)]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {}
+    more = len(items) > len(page)
+    return json_response({"object": "list", "data": page, "has_more": more, **ends})
 
 
 def _state(request: Request) -> ServerState:
@@ -142,6 +157,7 @@ class _ResponseWriter:
         self._output = OutputBuilder()
         self._logprobs = LogprobsFormatter(job.served.tokenizer, False, body.top_logprobs or 0)
         self._number = 0
+        self._input_items = _input_items(body)
 
     def whole(self, news: ChatNews) -> dict[str, Any]:
         """Return the body of an answer that is not streamed."""
@@ -211,7 +227,7 @@ class _ResponseWriter:
     def _keep(self, response: dict[str, Any]) -> None:
         is_over = response["status"] in CONTINUED
         messages = [*self._history, self._output.as_message()] if is_over else None
-        self._store.put(StoredResponse(response, _input_items(self._body), messages))
+        self._store.put(StoredResponse(response, self._input_items, messages))
 
     def _usage(self) -> dict[str, Any]:
         usage = self._job.usage
@@ -265,7 +281,15 @@ def _status(news: ChatNews) -> str:
 
 
 def _input_items(body: ResponsesRequest) -> list[dict[str, Any]]:
-    if not isinstance(body.input, str):
-        return body.input
-    part = {"type": "input_text", "text": body.input}
-    return [{"type": "message", "role": "user", "content": [part]}]
+    items: list[dict[str, Any]]
+    if isinstance(body.input, str):
+        part = {"type": "input_text", "text": body.input}
+        items = [{"type": "message", "role": "user", "content": [part]}]
+    else:
+        items = body.input
+    return [{**item, "id": _id_of(item)} for item in items]
+
+
+def _id_of(item: dict[str, Any]) -> str:
+    given = item.get("id")
+    return given if isinstance(given, str) and given else new_id("item")
