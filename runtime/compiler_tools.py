@@ -48,8 +48,12 @@ def write_page(config: EngineConfig, path: Path, progress: Progress = no_progres
     """Write the stages of a model's compilation as an HTML page; times only from a cached bundle.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: the file cannot be written; a missing folder is named before anything else.
     """
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"explain.html is {path}, which cannot be written: there is no folder {path.parent}"
+        )
     spec, target = model_spec(config.model, progress), target_of(config)
     traced = trace(spec, progress)
     with tempfile.TemporaryDirectory(prefix="girih-page-") as directory:

@@ -30,3 +30,27 @@ def _integrity_after_each_test():
         if not core.has_work():
             assert pool.num_free == pool.num_usable, "blocks leaked"
         assert not getattr(core.runner, "violations", [])
+
+
+@pytest.fixture(scope="session")
+def process_llm():
+    """An engine over a tiny Llama in a process of its own, with the plug-ins of the tests.
+
+    Who changes its state (sleep, weights) restores it.
+    """
+    from support_models import tiny_model
+
+    from girih import LLM
+
+    llm = LLM(
+        str(tiny_model("llama")),
+        opt="O0",
+        dtype="float32",
+        num_blocks=64,
+        threads=1,
+        max_num_seqs=4,
+        process="process",
+        logits_processors=["support_processors:Staircase", "support_processors:Broken"],
+    )
+    yield llm
+    llm.close()

@@ -17,11 +17,27 @@ from girih.graph.trace import trace
 from girih.graph.weights import load_weights
 from girih.kernels.errors import CapacityError, ConfigError, TraceError
 from girih.kernels.target import detect_isa, resolve_target
-from girih.passes.build import lower_and_partition
+from girih.passes.build import bundle_key, lower_and_partition
 from girih.runtime import check_model as module
 from girih.runtime.agreement import bind, compare
 from girih.runtime.check_model import check_model, random_model
 from girih.serve.cli import main
+
+
+@pytest.fixture(autouse=True)
+def _traced_once(monkeypatch):
+    """Models of one configuration are traced once; their weights are random each time."""
+    monkeypatch.setattr(module, "trace", lambda spec, progress: traced(spec))
+
+
+_TRACED = {}
+
+
+def traced(spec):
+    key = bundle_key(spec, config().opt, resolve_target()).digest
+    if key not in _TRACED:
+        _TRACED[key] = trace(spec)
+    return _TRACED[key]
 
 
 def config(*words):
@@ -74,7 +90,7 @@ def parts(tmp_path_factory):
     model = random_model(AutoModelForCausalLM, settings)
     save_model(model, directory)
     spec = load_spec(str(directory))
-    _, program = lower_and_partition(trace(spec), config().opt, resolve_target())
+    _, program = lower_and_partition(traced(spec), config().opt, resolve_target())
     with open_checkpoint(spec.files) as checkpoint:
         weights = load_weights(program.weights, checkpoint, program.constants, detect_isa())
     return model, program, weights

@@ -351,9 +351,9 @@ def _settings(max_examples):
 
 
 TestStepMachine = StepMachine.TestCase
-TestStepMachine.settings = _settings(150)
+TestStepMachine.settings = _settings(80)
 TestPlansInFlightMachine = PlansInFlightMachine.TestCase
-TestPlansInFlightMachine.settings = _settings(150)
+TestPlansInFlightMachine.settings = _settings(80)
 
 
 @pytest.mark.slow

@@ -19,7 +19,8 @@ def config(monkeypatch, tmp_path):
     return to_engine_config(compose_config("explain", [f"model={tiny_model('llama')}"]))
 
 
-def test_the_page_holds_everything_and_needs_nothing(config, tmp_path):
+def test_the_page_holds_everything_and_needs_nothing(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiler_tools, "trace", lambda spec, progress: tiny_traced("llama"))
     path = tmp_path / "page.html"
     compiler_tools.write_page(config, path)
     page = path.read_text()
@@ -36,9 +37,16 @@ def test_the_page_holds_everything_and_needs_nothing(config, tmp_path):
     assert page.count("<details") == page.count("</details>") == len(PASS_NAMES) + 2
 
 
-def test_a_file_that_cannot_be_written_is_named(config, tmp_path):
-    with pytest.raises(ConfigError, match=r"explain\.html is .*cannot be written"):
-        compiler_tools.write_page(config, tmp_path / "missing" / "page.html")
+def test_a_file_that_cannot_be_written_is_named(config, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler_tools, "trace", None)  # it is said before that
+        with pytest.raises(
+            ConfigError, match=r"explain\.html is .*cannot be written: there is no folder"
+        ):
+            compiler_tools.write_page(config, tmp_path / "missing" / "page.html")
+    monkeypatch.setattr(compiler_tools, "trace", lambda spec, progress: tiny_traced("llama"))
+    with pytest.raises(ConfigError, match=r"explain\.html is .*cannot be written: .*directory"):
+        compiler_tools.write_page(config, tmp_path)
 
 
 def test_costs_of_a_middle_tile():

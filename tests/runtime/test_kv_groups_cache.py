@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support_core import make_core, make_request, run_to_end
 from support_fake_runner import fake_generate
@@ -196,6 +196,8 @@ def test_integrity_notices_a_block_that_was_kept_or_lost():
     length=st.integers(1, 160),
     missing=st.sets(st.tuples(st.integers(0, 9), st.integers(0, 3)), max_size=6),
 )
+# The long window takes rows away that the short one had agreed to: it must be asked again.
+@example((FULL, KVCacheGroup(window=3), SLIDING, SLIDING), 160, {(6, 1), (7, 2)})
 def test_the_longest_common_hit(groups, length, missing):
     """Against trying every length, whatever blocks are missing."""
     manager = KVCacheManager(200, SIZE, groups=groups)

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from support_core import make_core, make_request, run_to_end
+from support_engines import eager_llm
 from support_fake_runner import fake_generate
 from support_models import tiny_model
 from support_processors import Broken, Staircase
 from support_tensor_runner import TensorFakeRunner
 
-from girih import LLM, SamplingParams
+from girih import SamplingParams
 from girih.kernels.errors import ConfigError, EngineError, RequestError
 from girih.runtime.batch import PersistentBatch
 from girih.runtime.logits_processors import (
@@ -28,7 +29,7 @@ from girih.runtime.sampler import PenaltyInputs, SamplingInputs, sample
 
 VOCAB, BLOCK, LENGTH, ROWS = 300, 16, 96, 6
 STAIRCASE, BROKEN = "support_processors:Staircase", "support_processors:Broken"
-OPTIONS = {"opt": "O0", "dtype": "float32", "num_blocks": 64, "threads": 1, "max_num_seqs": 4}
+OPTIONS = {"dtype": "float32", "num_blocks": 64, "threads": 1, "max_num_seqs": 4}
 
 
 class PluginRunner(TensorFakeRunner):
@@ -182,14 +183,17 @@ def test_installed_packages_bring_their_own(monkeypatch):
     assert isinstance(made[0].processor, Staircase)
 
 
-@pytest.mark.parametrize("process", ["inline", "process"])
-def test_an_engine_with_plug_ins(process):
-    llm = LLM(
-        str(tiny_model("llama")),
-        logits_processors=[STAIRCASE, BROKEN],
-        process=process,
-        **OPTIONS,
-    )
+def test_an_engine_with_plug_ins():
+    llm = eager_llm(tiny_model("llama"), logits_processors=[STAIRCASE, BROKEN], **OPTIONS)
+    check_plug_ins(llm)
+    llm.close()
+
+
+def test_a_core_in_another_process_with_plug_ins(process_llm):
+    check_plug_ins(process_llm)
+
+
+def check_plug_ins(llm):
     plain = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     stairs = SamplingParams(max_tokens=5, ignore_eos=True, extra_args={"staircase": 40})
     prompts = [[5, 6, 7]] * 3
@@ -204,7 +208,6 @@ def test_an_engine_with_plug_ins(process):
         with pytest.raises(EngineError, match=rf"processor {BROKEN} failed: \w+: '?{how}"):
             llm.generate(prompts[:1], SamplingParams(extra_args={"break": how}))
     assert llm.generate(prompts[:1], plain)[0].outputs[0].token_ids == before.outputs[0].token_ids
-    llm.close()
 
 
 def test_a_row_shows_its_output():

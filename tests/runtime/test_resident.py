@@ -7,7 +7,7 @@ import pytest
 from support_engines import eager_llm
 from support_models import tiny_model
 
-from girih import LLM, SamplingParams
+from girih import SamplingParams
 from girih.kernels.errors import BusyError, RequestError, UnavailableError, WeightError
 
 OPTIONS = {"opt": "O0", "dtype": "float32", "num_blocks": 64, "threads": 1, "max_num_seqs": 4}
@@ -108,14 +108,14 @@ def test_a_stream_that_was_not_read_to_its_end_is_in_the_way(llm):
     llm.wake()
 
 
-def test_a_core_in_another_process_sleeps_too():
-    llm = LLM(str(tiny_model("llama")), process="process", **OPTIONS)
-    before = tokens(llm)
-    llm.sleep(2)
+def test_a_core_in_another_process_sleeps_too(process_llm):
+    before = tokens(process_llm)
+    process_llm.sleep(2)
     with pytest.raises(UnavailableError):
-        tokens(llm)
-    llm.wake()
-    assert tokens(llm) == before
-    llm.reload_weights(str(tiny_model("llama", seed=1)))
-    assert tokens(llm) != before
-    llm.close()
+        tokens(process_llm)
+    process_llm.wake()
+    assert tokens(process_llm) == before
+    process_llm.reload_weights(str(tiny_model("llama", seed=1)))
+    assert tokens(process_llm) != before
+    process_llm.reload_weights(str(tiny_model("llama")))
+    assert tokens(process_llm) == before

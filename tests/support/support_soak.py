@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import json
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -376,18 +377,21 @@ class Alone:
         return tokens
 
 
-def soak_model(model: str, seconds: float, words: list[str]) -> tuple[Report, int]:
+def soak_model(
+    model: str, seconds: float, words: list[str], num_prompts: int | None = None
+) -> tuple[Report, int]:
     """Soak a real model; returns the report and the server's exit code."""
+    num_prompts = num_prompts or max(4, int(seconds / SECONDS_PER_PROMPT))
     settings = [
         f"max_model_len={MAX_MODEL_LEN}",
-        "num_blocks=40",
+        "num_blocks=24",
         "max_num_seqs=12",
         "scheduler.policy=priority",
         "dtype=float32",  # in bfloat16 near ties fall otherwise in another batch
         f"serve.admin_key={ADMIN_KEY}",
     ]
     with serving_model(model, [*settings, *words]) as server:
-        mix = Mix(1000, FORM_SHARE, max(4, int(seconds / SECONDS_PER_PROMPT)))
+        mix = Mix(1000, FORM_SHARE, num_prompts)
         report = asyncio.run(Soak(server, seconds, Alone(server), mix).run())
         return report, server.stop()
 
@@ -398,12 +402,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--fake", action="store_true", help="a fake model instead")
+    parser.add_argument("--prompts", type=int, help="distinct prompts for a real model")
     parser.add_argument("words", nargs="*", help="settings of `girih serve`, key=value")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server is not left behind
     if asked.fake:
         report, code = soak_fake(asked.seconds)
     else:
-        report, code = soak_model(asked.model, asked.seconds, asked.words)
+        report, code = soak_model(asked.model, asked.seconds, asked.words, asked.prompts)
     print(
         f"{report.finished} finished, {report.left} left early, {report.structured} of them of a "
         f"form, {report.tokens} tokens, {report.preemptions} preemptions, exit code {code}, "
