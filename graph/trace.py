@@ -107,6 +107,8 @@ class _StepModule(torch.nn.Module):
         logits_index: torch.Tensor,
         token_types: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        # Two symbols are one from here on, so that the first layer is like the others (`stamp`).
+        torch._check(positions.shape[0] == ids.shape[0])
         options: dict[str, Any] = {"input_ids": ids[None]}
         if token_types is not None:
             options["token_type_ids"] = token_types[None]

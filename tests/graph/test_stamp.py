@@ -30,12 +30,12 @@ def stamped_and_full(monkeypatch, spec):
 @pytest.mark.parametrize(
     ("kind", "changes", "copies"),
     [
-        # The first layer is called with embeddings, whose strides are others than a layer's.
-        ("llama", {"num_hidden_layers": 6}, 2),
+        # Traced: the first two and the last of each kind.
+        ("llama", {"num_hidden_layers": 6}, 3),
         (
             "gemma3_text",
             {"num_hidden_layers": 7, "layer_types": ["sliding_attention"] * 6 + ["full_attention"]},
-            2,
+            3,
         ),
         ("gpt2", {"n_layer": 5, "num_hidden_layers": 5}, 2),
     ],
