@@ -12,8 +12,9 @@ from support_models import opt_o2
 
 from girih.conf.compose import compose_config, to_engine_config
 from girih.graph import eager_modules
+from girih.graph.call_form import CallForm, Unfit, form_of
 from girih.graph.checkpoint import open_checkpoint
-from girih.graph.eager_modules import CallForm, build_eager_modules
+from girih.graph.eager_modules import build_eager_modules
 from girih.graph.inductor import eager_tile
 from girih.graph.model_files import model_settings, save_model
 from girih.graph.program import EagerStep, ProgramLayout, program_map
@@ -143,9 +144,7 @@ def test_what_does_not_work_token_by_token_is_refused(change):
 
 def test_a_call_form_survives_its_text():
     x = torch.zeros(1, 3)
-    form, tensors = eager_modules._form_of(
-        (_with_tokens(), None), {"a": [x, 2.5], "b": ("c", True)}
-    )
+    form, tensors = form_of((_with_tokens(), None), {"a": [x, 2.5], "b": ("c", True)})
     assert CallForm.from_text(form.as_text()) == form
     assert form.source == (0, 1) and len(tensors) == 2
     args, kwargs = form.arguments([torch.ones(1, 4, 8), x])
@@ -172,8 +171,8 @@ def _with_tokens(dtype=torch.float32):
     ],
 )
 def test_calls_that_cannot_be_written_down(arguments, reason):
-    with pytest.raises(eager_modules._Unfit, match=reason):
-        eager_modules._form_of(arguments(), {})
+    with pytest.raises(Unfit, match=reason):
+        form_of(arguments(), {})
 
 
 @pytest.mark.slow
