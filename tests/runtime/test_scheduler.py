@@ -268,6 +268,22 @@ def test_roll_back_restores_progress_exactly(new_core):
     core.abort(["a", "b"])
 
 
+def test_what_a_voided_plan_told_of_preempted_and_ended_requests_is_told_again(new_core):
+    core = new_core(num_blocks=5, policy="priority", enable_prefix_caching=False)
+    add(core, make_request("best", 16, priority=0), make_request("worst", 32, priority=9))
+    plan_of(core)
+    plan = core.scheduler.schedule()  # "best" takes the last block, "worst" gives its own up
+    assert plan.preempted_ids == ("worst",)
+    core.abort(["worst"])
+    later = core.scheduler.schedule()
+    assert later.finished_ids == ("worst",)
+    core.scheduler.roll_back(plan.step_id)
+    again = core.scheduler.schedule()
+    assert (again.preempted_ids, again.finished_ids) == (("worst",), ("worst",))
+    core.scheduler.roll_back(again.step_id)
+    core.abort(["best"])
+
+
 def test_several_tokens_per_result_are_cut_at_the_first_that_ends_the_request(new_core):
     core = new_core()
     add(core, make_request("a", 4, max_tokens=8, stop_token_ids=(7,)))
