@@ -139,12 +139,10 @@ class _Writer:
             if tags:
                 calls.append(f"{self._lazy(trigger)} ({' | '.join(tags)})")
         one = self._named(" | ".join(calls))
-        many = one if node.get("stop_after_first") else f"{one}*"
-        if node.get("at_least_one"):
-            many = one if node.get("stop_after_first") else f"{one}+"
-        elif node.get("stop_after_first"):
-            many = f"{one}?"
-        return self._named(many if node.get("stop_after_first") else f"{many} TEXT?")
+        must = node.get("at_least_one")
+        if node.get("stop_after_first"):
+            return one if must else self._named(f"{one} | TEXT?")
+        return self._named(f"{one}{'+' if must else '*'} TEXT?")
 
     def _lazy(self, end: str) -> str:
         """Any text up to and including the first `end`."""

@@ -14,6 +14,7 @@ from fastapi import Request
 
 from girih.serve.api.chat_form import ChatForm, formats_of
 from girih.serve.api.chat_parts import ChatDelta, ChatParser
+from girih.serve.api.errors import renamed_params
 from girih.serve.api.generation import Plan, Usage, make_plan, truncate_prompt
 from girih.serve.api.protocol import ChatCompletionRequest
 from girih.serve.api.rendering import is_long, render_messages
@@ -195,7 +196,9 @@ def _plan(
     fields["structured"] = form.structured(fields["structured"], prompt)
     if form.needs_control_tokens:
         fields["skip_special_tokens"] = False
-    params = served.defaults.build(fields, max_tokens=None)
-    check_effective(params, body.priority, served.policy)
-    check_room(len(prompt), params.max_tokens, served.max_model_len)
+    sent = "max_tokens" if wanted is None else "max_completion_tokens"
+    with renamed_params({"max_tokens": sent}):
+        params = served.defaults.build(fields, max_tokens=None)
+        check_effective(params, body.priority, served.policy)
+        check_room(len(prompt), params.max_tokens, served.max_model_len)
     return make_plan(http, body, served, [prompt], params, prefix), form

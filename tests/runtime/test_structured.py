@@ -46,7 +46,49 @@ def allowed(matcher):
     return set(unpack_mask(torch.from_numpy(mask), VOCAB)[0].nonzero()[:, 0].tolist())
 
 
+def taken(vocabulary, form, text):
+    """Whether a text may begin an output, and whether it may end there."""
+    [backend] = {backends.choose(form)}
+    matcher = backends.load(backend).make_backend(vocabulary, 1).compile(form).matcher()
+    is_taken = all(matcher.accept(token) for token in vocabulary.encode(text))
+    return is_taken, is_taken and EOS in allowed(matcher)
+
+
 # ---- forms ----
+
+TAG = {
+    "type": "triggered_tags",
+    "triggers": ["｜f="],
+    "tags": [
+        {
+            "type": "tag",
+            "begin": "｜f=x>",
+            "content": {"type": "json_schema", "json_schema": {"enum": [1, 2]}},
+            "end": "｜",
+        }
+    ],
+}
+CALLED = "a ｜f=x>1｜"
+
+
+@pytest.mark.parametrize(("options", "text", "goes_on", "ends"), [
+    ({}, "a ｜f", True, True),
+    ({}, "a ｜f=", True, False),
+    ({}, "a ｜f=x>3", False, False),
+    ({}, CALLED + " b " + CALLED + " c", True, True),
+    ({}, CALLED + "｜f=y", False, False),
+    ({"stop_after_first": True}, "a", True, True),
+    ({"stop_after_first": True}, CALLED, True, True),
+    ({"stop_after_first": True}, CALLED + "b", False, False),
+    ({"at_least_one": True}, "a", True, False),
+    ({"at_least_one": True}, CALLED + " b", True, True),
+    ({"at_least_one": True, "stop_after_first": True}, "a", True, False),
+    ({"at_least_one": True, "stop_after_first": True}, CALLED, True, True),
+])  # fmt: skip
+def test_text_is_free_outside_of_triggered_tags(vocabulary, options, text, goes_on, ends):
+    form = StructuredOutput.structural_tag({"format": {**TAG, **options}})
+    assert taken(vocabulary, form, text) == (goes_on, ends)
+
 
 FAULTS = [
     (StructuredOutput.json_schema({"type": "nope"}), "at /: Invalid type: nope"),

@@ -15,7 +15,7 @@ BAD_BODIES = [
     ("completions", {**TEXT, "max_tokens": 0}, "max_tokens", "max_tokens is 0"),
     ("completions", {**TEXT, "max_tokens": -3}, "max_tokens", "-3"),
     ("chat/completions", {**CHAT, "max_tokens": 0}, "max_tokens", "max_tokens is 0"),
-    ("chat/completions", {**CHAT, "max_completion_tokens": 0}, "max_tokens", "is 0"),
+    ("chat/completions", {**CHAT, "max_completion_tokens": 0}, "max_completion_tokens", "is 0"),
     ("completions", {**TEXT, "temperature": -1}, "temperature", "-1"),
     ("completions", {**TEXT, "top_p": 0}, "top_p", "(0, 1]"),
     ("completions", {**TEXT, "top_k": -5}, "top_k", "-5"),

@@ -33,7 +33,7 @@ SAME = (
 )
 PARAMS = {
     "messages": "input",
-    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning",
     "response_format": "text",
     "prompt": "input",
