@@ -86,6 +86,9 @@ def unknown_key_message(key: str, known: typing.Iterable[str]) -> str:
     siblings = [name for name in known if name.rpartition(".")[0] == parent]
     hit = nearest(leaf, [name.rpartition(".")[2] for name in siblings])
     suggestion = f"{parent}.{hit}" if hit and parent else hit
+    if suggestion is None and len(siblings) > 1 and parent.count(".") == 1:
+        names = ", ".join(sorted(name.rpartition(".")[2] for name in siblings))
+        return f"unknown key '{key}'; {parent} has {names}"
     suggestion = suggestion or nearest(key, known)
     if suggestion is None and parent:
         section = nearest(key.split(".")[0], {name.split(".")[0] for name in known})

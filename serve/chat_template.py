@@ -68,6 +68,8 @@ class ChatTemplate:
                 param="continue_final_message",
             )
         plain = [plain_message(message, index) for index, message in enumerate(messages)]
+        if "developer" not in self.source:  # the newer name of the same role
+            plain = [{**m, "role": "system"} if m["role"] == "developer" else m for m in plain]
         names = {**special_tokens, "tools": None, "documents": None, **variables}
         try:
             text = self._compiled.render(
@@ -139,8 +141,7 @@ def plain_message(message: dict[str, Any], index: int) -> dict[str, Any]:
         content = ""
     if not isinstance(content, str):
         raise RequestError(
-            f"{where}.content is {type(content).__name__}; it must be a string or a list of text "
-            "parts",
+            f"{where}.content is {json_type(content)}; it must be a string or a list of text parts",
             param="messages",
         )
     plain = {**message, "content": content}
@@ -149,6 +150,12 @@ def plain_message(message: dict[str, Any], index: int) -> dict[str, Any]:
     if message.get("tool_calls"):
         plain["tool_calls"] = _plain_calls(message["tool_calls"], where)
     return plain
+
+
+def json_type(value: Any) -> str:
+    """What JSON calls a value's type."""
+    names = {type(None): "null", dict: "an object", list: "a list", bool: "a boolean", str: "text"}
+    return names.get(type(value), "a number")
 
 
 def _plain_calls(calls: Any, where: str) -> list[dict[str, Any]]:

@@ -105,7 +105,7 @@ def _section(section: str, values: dict[str, Any], full: bool) -> list[str]:
     for key, value in flat.items():
         note = notes.get(key.split(".")[1], "")
         lines += textwrap.wrap(
-            f"{key}={_show(value)}".ljust(44) + note, WIDTH, subsequent_indent=" " * 44
+            f"{key}={_show(value)}".ljust(43) + " " + note, WIDTH, subsequent_indent=" " * 44
         )
     return lines
 

@@ -103,8 +103,9 @@ def _cache(root: Path) -> Iterator[tuple[str, str]]:
     yield "free disk", readable_bytes(shutil.disk_usage(root).free)
     for entry in sorted(root.iterdir()):
         if entry.is_dir():
-            count = sum(1 for _ in entry.iterdir())
-            yield entry.name, f"{count} entries, {readable_bytes(size_of(entry))}"
+            count = sum(1 for inner in entry.iterdir() if not inner.name.startswith("."))
+            entries = "1 entry" if count == 1 else f"{count} entries"
+            yield entry.name, f"{entries}, {readable_bytes(size_of(entry))}"
 
 
 def _models(root: Path) -> Iterator[tuple[str, str]]:

@@ -175,7 +175,9 @@ class GirihServer:
             path = "embeddings" if started.facts.task == "embed" else "classify"
             body = '{"input": "Hello!"}'
         elif started.tokenizer.chat_template is not None:
-            path, body = "chat/completions", '{"messages": [{"role": "user", "content": "Hello!"}]}'
+            path = "chat/completions"
+            message = '{"role": "user", "content": "Hello!"}'
+            body = f'{{"temperature": 0, "max_tokens": 64, "messages": [{message}]}}'
         else:
             path, body = "completions", '{"prompt": "Once upon a time", "max_tokens": 32}'
         seconds = self.state.readiness()["seconds"]

@@ -160,8 +160,9 @@ class ChatForm:
         if self._choice == "auto":
             raise RequestError(
                 "tools are given, but nothing is known about how this model calls them: its chat "
-                "template has none of the known formats; set serve.tool_parser, or use tool_choice "
-                "'required' or a named function",
+                "template has none of the known formats. Set serve.tool_parser to one of "
+                f"{', '.join(sorted(tool_formats()))}, or use tool_choice 'required' or a named "
+                "function",
                 param="tools",
             )
         return tool_formats()[FALLBACK]

@@ -132,9 +132,12 @@ def install_error_handlers(app: FastAPI) -> None:
     async def from_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         route = f"{request.method} {request.url.path}"
-        message = {404: f"no route {route}", 405: f"{route} is not allowed"}.get(
-            error.status_code, str(error.detail)
-        )
+        allowed = (error.headers or {}).get("allow", "another method")
+        hint = ": serve.admin_key=KEY opens these" if route.split("/")[1] == "admin" else ""
+        message = {
+            404: f"no route {route}{hint}",
+            405: f"{route} is not allowed; use {allowed}",
+        }.get(error.status_code, str(error.detail))
         response = ApiError(error.status_code, message).response()
         response.headers.update(error.headers or {})
         return response

@@ -72,10 +72,9 @@ class AccessLog:
             client = (scope.get("client") or ("-",))[0]
             path = ascii(scope["path"])[1:-1]
             level = logging.DEBUG if path in QUIET_PATHS else logging.INFO  # probes ask often
-            name, status = ascii(scope["state"]["request_id"])[1:-1], noting.status
-            logger.log(
-                level, "%s %s %s %d %.1f ms %s", client, scope["method"], path, status, ms, name
-            )
+            method, status = scope["method"], noting.status
+            named = {"request_id": ascii(scope["state"]["request_id"])[1:-1]}
+            logger.log(level, "%s %s %s %d %.1f ms", client, method, path, status, ms, extra=named)
 
 
 class Guard:

@@ -29,7 +29,8 @@ def run(words: list[str], options: Options) -> int:
             f"{age(b.used):>8s}"
         )
     total = sum(b.num_bytes for b in bundles) / 2**20
-    print(f"{len(bundles)} bundles, {total:.1f} MiB in {bundle_dir()}")
+    count = "1 bundle" if len(bundles) == 1 else f"{len(bundles)} bundles"
+    print(f"{count}, {total:.1f} MiB in {bundle_dir()}")
     return 0
 
 

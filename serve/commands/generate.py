@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from girih.conf.compose import compose_config, to_engine_config, to_record
-from girih.kernels.errors import ConfigError
+from girih.kernels.errors import ConfigError, RequestError
 from girih.runtime.sampling_params import SamplingParams
 from girih.serve.commands import Options
 from girih.serve.config import SamplingConfig
@@ -21,7 +21,7 @@ def run(words: list[str], options: Options) -> int:
     texts = _texts(config)
     engine_config = to_engine_config(config)
     sampling = to_record(SamplingConfig, config["sampling"])
-    SamplingDefaults(server=sampling).build({}, None)  # a wrong value is told before the long work
+    _require_sampling(sampling)
     from girih.serve.llm import LLM
 
     with ProgressDisplay(options.quiet) as progress:
@@ -42,7 +42,17 @@ def _texts(config: dict[str, Any]) -> list[str]:
     texts = [sys.stdin.read() if text == "-" else text for text in single + config["prompts"]]
     if not texts:
         raise ConfigError('there is nothing to complete; give prompt="…", or prompt=- for stdin')
+    if "" in texts:
+        raise ConfigError("a prompt is empty; give at least one character")
     return texts
+
+
+def _require_sampling(sampling: SamplingConfig) -> None:
+    """Tell of a wrong value before the long work."""
+    try:
+        SamplingDefaults(server=sampling).build({}, None)
+    except RequestError as error:
+        raise ConfigError(f"sampling: {error}") from error
 
 
 def _prompt(llm: Any, text: str, chat: bool) -> Prompt:

@@ -9,6 +9,7 @@ from pathlib import Path
 from girih.conf.compose import compose_config
 from girih.conf.schema import ALIASES
 from girih.conf.sweeps import sweep_points
+from girih.kernels.errors import ConfigError
 from girih.serve.bench.plots import require_matplotlib
 from girih.serve.bench.sweep import (
     Point,
@@ -23,6 +24,10 @@ from girih.serve.commands import Options
 
 def run(words: list[str], options: Options) -> int:
     """Measure all points; exit code 1 when one failed. Rows, table and plot go to `out`."""
+    if not words:
+        raise ConfigError(
+            "there is nothing to sweep; give values, e.g. `girih sweep opt=O0,O2 workloads=single`"
+        )
     require_matplotlib()
     own = [w for w in words if w.startswith("out=")]
     points = sweep_points([w for w in words if w not in own])

@@ -93,8 +93,13 @@ def test_generate_chat(engine, capsys):
 def test_generate_refuses_what_cannot_be(engine, capsys):
     assert run(capsys, "generate")[0] == 2
     code, _, err = run(capsys, "generate", "prompt=a", "max_tokens=0")
-    assert code == 1
-    assert "max_tokens is 0" in err
+    assert code == 2
+    assert "sampling: max_tokens is 0" in err
+    assert run(capsys, "generate", "prompt=")[::2] == (
+        2,
+        "girih: a prompt is empty; give at least one character\n",
+    )
+    assert engine.configs == []  # told before the long work
 
 
 def test_compile_and_explain(engine, capsys):

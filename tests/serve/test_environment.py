@@ -15,13 +15,14 @@ def test_the_report_names_versions_machine_and_models(capsys, monkeypatch, tmp_p
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     model = tmp_path / "models" / "tiny-1"
     model.mkdir(parents=True)
+    (model.parent / ".tiny-1.lock").touch()
     (model / "w.bin").write_bytes(b"x" * 2048)
     assert cli.main(["env", "json=true"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["girih"]["girih"].startswith(__version__)
     assert report["girih"]["torch"]
     assert report["machine"]["instructions"] in ("generic", "avx2", "avx512", "avx512_bf16")
-    assert report["cache"]["models"] == "1 entries, 2.0 KiB"
+    assert report["cache"]["models"] == "1 entry, 2.0 KiB"
     assert report["models"] == {"tiny-1": "2.0 KiB"}
     assert report["variables"]["OMP_NUM_THREADS"] == "3"
     assert report["variables"]["GIRIH_API_KEY"] == "(hidden)"

@@ -6,12 +6,13 @@ from support_soak import soak_fake
 
 
 def test_mixed_traffic_with_clients_that_leave():
-    report, code = soak_fake(4)
-    assert report.wrong == []
-    assert code == 0
-    assert report.preemptions > 0
-    assert report.finished > 20
-    assert report.left > 5
+    for seconds in (4, 12, 36):  # a busy machine needs longer until requests press on the cache
+        report, code = soak_fake(seconds)
+        assert report.wrong == []
+        assert code == 0
+        if report.preemptions and report.finished > 20 and report.left > 5:
+            return
+    raise AssertionError(f"hardly any pressure: {report}")
 
 
 @pytest.mark.slow

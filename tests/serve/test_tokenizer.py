@@ -82,7 +82,7 @@ def test_a_failing_or_hostile_template_is_a_request_error(source):
     ("message", "words"),
     [
         ({"role": "robot", "content": "x"}, "role"),
-        ({"role": "user", "content": 3}, "content is int"),
+        ({"role": "user", "content": 3}, "content is a number"),
         ({"role": "user"}, "content"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}, "image_url"),
     ],
@@ -140,3 +140,15 @@ def test_generation_blocks_and_loop_controls_are_understood():
         "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
     )
     assert ChatTemplate(source).render(MESSAGES, {}) == "S"
+
+
+@pytest.mark.parametrize(
+    ("source", "role"),
+    [
+        ("{{ messages[0].role }}", "system"),
+        ("{% if messages[0].role == 'developer' %}developer{% endif %}", "developer"),
+    ],
+)
+def test_a_developer_is_the_system_unless_the_template_knows_him(source, role):
+    message = {"role": "developer", "content": "Be brief."}
+    assert ChatTemplate(source).render([message], {}) == role

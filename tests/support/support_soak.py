@@ -292,8 +292,6 @@ class Soak:
         if cache["num_free_blocks"] != cache["num_blocks"]:
             self.report.wrong.append(f"blocks leaked: {cache}")
         self.report.preemptions = stats["num_preemptions"]
-        if not self.report.preemptions:
-            self.report.wrong.append("no request was preempted: the KV cache is too large")
 
 
 @contextlib.contextmanager
@@ -410,6 +408,8 @@ def main() -> int:
         report, code = soak_fake(asked.seconds)
     else:
         report, code = soak_model(asked.model, asked.seconds, asked.words, asked.prompts)
+    if not report.preemptions:
+        report.wrong.append("no request was preempted: the KV cache is too large")
     print(
         f"{report.finished} finished, {report.left} left early, {report.structured} of them of a "
         f"form, {report.tokens} tokens, {report.preemptions} preemptions, exit code {code}, "
