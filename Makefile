@@ -17,11 +17,13 @@ help:
 	@echo "make soak       10 minutes of mixed traffic against SmolLM2, then everything is checked  (ARGS='--seconds 60')"
 	@echo "make bench      speed on conf/bench/workloads.json                     (ARGS='model=DIR')"
 
-# torch is installed by its pinned version first: an open range would pull a CUDA build.
+# torch is installed by its pinned version first: an open range would pull a CUDA build. xgrammar, the second
+# backend of structured output, comes without what it names (a torch with triton); its tests are skipped without it.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	-$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -c constraints.txt xgrammar apache-tvm-ffi
 	mkdir -p $(VENV)/src && ln -sfn "$(CURDIR)" $(VENV)/src/girih
 	touch $@
 

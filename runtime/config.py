@@ -81,8 +81,9 @@ class SchedulerConfig:
         max_num_seqs: requests in one step.
         max_num_batched_tokens: tokens in one step (also the largest prefill chunk).
         enable_chunked_prefill: False refuses prompts larger than the token budget.
-        long_prefill_token_threshold: a request takes at most this many prompt tokens per step
-            while others wait; 0 switches the limit off.
+        long_prefill_token_threshold: while answers are being written, each prompt takes at most
+            this many tokens per step, so that they do not stand still for a long one; 0 switches
+            the limit off.
         policy: "fcfs" or "priority".
         max_num_waiting: requests that may queue; 0 means no limit.
         max_waiting_tokens: prompt tokens of queued requests together; 0 means no limit.
@@ -91,7 +92,7 @@ class SchedulerConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 1024
     enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold: int = 64
     policy: str = "fcfs"
     max_num_waiting: int = 0
     max_waiting_tokens: int = 0

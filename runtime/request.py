@@ -191,6 +191,11 @@ class Request:
         return self.ticket is not None and not self.ticket.done()
 
     @property
+    def is_answering(self) -> bool:
+        """Whether its prompt is done and tokens follow."""
+        return self.pooling is None and self.num_computed_tokens >= self.num_prompt_tokens
+
+    @property
     def num_output_tokens(self) -> int:
         """Output tokens whose ids are known."""
         return len(self.token_ids) - self.num_prompt_tokens

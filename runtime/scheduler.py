@@ -202,11 +202,11 @@ class Scheduler:
         return min(debt, budget, self._prefill_limit(debt))
 
     def _prefill_limit(self, debt: int) -> int:
-        """Most tokens of a long prompt per step; no limit when nobody else could be starved."""
+        """Most tokens of a long prompt per step; no limit while no answer waits for the step."""
         threshold = self.config.long_prefill_token_threshold
-        if threshold and self.config.enable_chunked_prefill and len(self.requests) > 1:
-            return threshold
-        return debt
+        if not 0 < threshold < debt or not self.config.enable_chunked_prefill:
+            return debt
+        return threshold if any(request.is_answering for request in self.running) else debt
 
     def _make_room(self, index: int, draft: PlanDraft) -> int:
         """Preempt one request for `running[index]`; returns the index to go on with."""

@@ -181,7 +181,9 @@ class GirihDriver:
 
     def __init__(self, sizes: Sizes) -> None:
         limits = SchedulerConfig(
-            max_num_seqs=sizes.max_num_seqs, max_num_batched_tokens=sizes.max_num_batched_tokens
+            max_num_seqs=sizes.max_num_seqs,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
+            long_prefill_token_threshold=0,  # as large steps as the other side plans
         )
         kv_cache = KVCacheManager(sizes.num_blocks, BLOCK_SIZE)
         self.scheduler = Scheduler(limits, kv_cache, sizes.max_model_len)

@@ -180,15 +180,18 @@ def write_plot(points: Sequence[Point], path: Path, title: str) -> None:
         axes = figure.add_subplot(1, len(workloads), number)
         chosen = [p for p in points if p.workload == workload]
         best = pareto(chosen)
+        latest = max(p.start_seconds for p in chosen if p.error is None)
         axes.plot(
             [p.start_seconds for p in best], [p.output_tok_s for p in best], "--", color="#12947f"
         )
         for p in chosen:
             axes.plot(p.start_seconds, p.output_tok_s, "o", color="#3867d6", markersize=8)
+            is_right = p.start_seconds > latest / 2  # no room for words beside it
             axes.annotate(
                 " ".join(w for w in p.words if not w.startswith("workloads=")) or p.level,
                 (p.start_seconds, p.output_tok_s),
-                xytext=(7, 4),
+                xytext=(-8, -3) if is_right else (7, 4),
+                ha="right" if is_right else "left",
                 textcoords="offset points",
                 fontsize=9,
             )

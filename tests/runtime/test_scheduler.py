@@ -57,14 +57,17 @@ def test_no_more_than_max_num_seqs_run(new_core):
     assert list(plan.num_scheduled_tokens) == ["c"]
 
 
-def test_long_prefill_threshold_applies_only_while_others_are_there(new_core):
+def test_long_prefill_threshold_applies_only_while_others_answer(new_core):
     core = new_core(max_num_batched_tokens=64, long_prefill_token_threshold=8)
-    add(core, make_request("a", 100, max_tokens=4))
+    add(core, make_request("a", 150, max_tokens=4), make_request("b", 6, max_tokens=4))
     assert plan_of(core).num_scheduled_tokens == {"a": 64}
-    add(core, make_request("b", 6, max_tokens=4))
-    assert plan_of(core).num_scheduled_tokens == {"a": 8, "b": 6}
-    core.abort(["b"])
-    assert plan_of(core).num_scheduled_tokens == {"a": 28}
+    core.abort(["a"])
+    assert plan_of(core).num_scheduled_tokens == {"b": 6}
+    add(core, make_request("c", 100, max_tokens=4), make_request("d", 7, max_tokens=4))
+    assert plan_of(core).num_scheduled_tokens == {"b": 1, "c": 8, "d": 7}
+    core.abort(["b", "d"])
+    assert plan_of(core).num_scheduled_tokens == {"c": 64}
+    assert plan_of(core).num_scheduled_tokens == {"c": 28}
 
 
 def test_without_chunks_a_prompt_waits_for_a_step_that_takes_it_whole(new_core):

@@ -102,7 +102,7 @@ def main() -> None:
     """Measure every setting, print and plot."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", default="serve/fairness.png")
-    parser.add_argument("--thresholds", default="0,64")
+    parser.add_argument("--thresholds", default="0,64,128,256")
     parser.add_argument("--output-len", type=int, default=200)
     parser.add_argument("words", nargs="*", help="settings of `girih serve`, key=value")
     asked = parser.parse_args()
