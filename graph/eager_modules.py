@@ -77,7 +77,7 @@ class _Kind:
         spec: what a program says of them.
         outputs: of the op, see `girih.kernels.eager_ops`.
         tree: structure of the module's result.
-        leaves: of it; None where a tensor is.
+        leaves: of it; `TENSOR` where a tensor is.
     """
 
     spec: EagerSpec

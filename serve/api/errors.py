@@ -132,8 +132,10 @@ def install_error_handlers(app: FastAPI) -> None:
     async def from_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         route = f"{request.method} {request.url.path}"
-        allowed = (error.headers or {}).get("allow", "another method")
-        hint = ": serve.admin_key=KEY opens these" if route.split("/")[1] == "admin" else ""
+        hint = ""
+        if request.url.path.startswith("/admin/") and not request.app.state.server.config.admin_key:
+            hint = "; the operator's routes exist with serve.admin_key=KEY"
+        allowed = (error.headers or {}).get("Allow", "another method")
         message = {
             404: f"no route {route}{hint}",
             405: f"{route} is not allowed; use {allowed}",

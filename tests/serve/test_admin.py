@@ -29,7 +29,9 @@ def complete(server, headers=None, **body):
 
 
 def test_without_a_key_there_are_no_such_routes(shared_server):
-    assert shared_server.post("/admin/pause").status_code == 404
+    answer = shared_server.post("/admin/pause")
+    assert answer.status_code == 404
+    assert "exist with serve.admin_key=KEY" in answer.json()["error"]["message"]
 
 
 def test_each_key_opens_its_own_routes(server):
@@ -37,6 +39,8 @@ def test_each_key_opens_its_own_routes(server):
     user = {"authorization": "Bearer user"}
     assert httpx.get(f"{server.url}/admin/config", headers=user).status_code == 401
     assert httpx.get(f"{server.url}/v1/models", headers=KEY).status_code == 401
+    unknown = httpx.post(f"{server.url}/admin/nothing", headers=KEY)
+    assert unknown.json()["error"]["message"] == "no route POST /admin/nothing"
     shown = httpx.get(f"{server.url}/admin/config", headers=KEY)
     assert shown.json()["serve"]["max_n"] == 128
     assert "root" not in shown.text

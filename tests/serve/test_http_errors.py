@@ -108,7 +108,9 @@ def test_unknown_model_and_route(shared_server):
         assert MODEL in answer.json()["error"]["message"]
     assert shared_server.get("/v1/models/other/model").status_code == 404
     assert shared_server.get("/v1/nothing").json()["error"]["type"] == "not_found_error"
-    assert shared_server.get("/v1/completions").status_code == 405
+    answer = shared_server.get("/v1/completions")
+    assert answer.status_code == 405
+    assert answer.json()["error"]["message"] == "GET /v1/completions is not allowed; use POST"
 
 
 def test_the_server_still_answers_after_all_this(shared_server):
