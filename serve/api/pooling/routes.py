@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -39,12 +40,8 @@ SCORING = ("embed", "classify")
 async def embeddings(request: Request) -> Response:
     """Embed texts."""
     state, body, served = await open_request(request, EmbeddingRequest, ("embed",))
-    found = await _embeddings(PooledWork(request, body, state, served), body)
-    if found is None:
-        return Response(status_code=GONE)
-    data, head = found
-    shown = [{"object": "embedding", "index": i, "embedding": v} for i, v in enumerate(data)]
-    return json_response({**head, "data": shown}, headers=ignored_header(body))
+    work = PooledWork(request, body, state, served)
+    return await _vectors(work, body, lambda value: {"object": "embedding", "embedding": value})
 
 
 @router.post("/pooling")
@@ -56,18 +53,14 @@ async def pooling(request: Request) -> Response:
             f"task is {body.task[:80]!r}, but the model's is {served.facts.task!r}; leave it out",
             param="task",
         )
-    found = await _embeddings(PooledWork(request, body, state, served), body)
-    if found is None:
-        return Response(status_code=GONE)
-    data, head = found
-    shown = [{"object": "pooling", "index": i, "data": value} for i, value in enumerate(data)]
-    return json_response({**head, "data": shown}, headers=ignored_header(body))
+    work = PooledWork(request, body, state, served)
+    return await _vectors(work, body, lambda value: {"object": "pooling", "data": value})
 
 
-async def _embeddings(
-    work: PooledWork, body: EmbeddingRequest
-) -> tuple[list[Any], dict[str, Any]] | None:
-    """A vector per text as asked for, and head and usage; None when the client went away."""
+async def _vectors(
+    work: PooledWork, body: EmbeddingRequest, as_entry: Callable[[Any], dict[str, Any]]
+) -> Response:
+    """Answer with a vector per text; `as_entry` makes an entry of `data` out of one."""
     pooling = pooling_of(work.served.facts)
     work.check()
     _check_format(body.encoding_format)
@@ -75,7 +68,7 @@ async def _embeddings(
     texts = await work.read(lambda: read_inputs(body, work, body.dimensions))
     deltas = await work.run(texts)
     if deltas is None:
-        return None
+        return Response(status_code=GONE)
     width = body.dimensions or pooling.width
 
     def shown(pooled: bytes) -> Any:
@@ -83,8 +76,12 @@ async def _embeddings(
             return base64.b64encode(pooled).decode()
         return embedding_of(pooled, pooling, width)
 
-    head = {**work.head("embd"), "usage": usage_of(texts, deltas)}
-    return [shown(delta.pooled or b"") for delta in deltas], head
+    data = [
+        {**as_entry(shown(delta.pooled or b"")), "index": index}
+        for index, delta in enumerate(deltas)
+    ]
+    answer = {**work.head("embd"), "usage": usage_of(texts, deltas), "data": data}
+    return json_response(answer, headers=ignored_header(body))
 
 
 @router.post("/v1/classify")
