@@ -1,6 +1,8 @@
 """The page of `girih explain`, and the costs of tiles that it shows."""
 
+import math
 import re
+import time
 
 import pytest
 from support_models import program_of, tiny_model, tiny_traced
@@ -69,6 +71,17 @@ def test_of_a_table_only_the_rows_looked_up_count():
     table = 424 * 64 * 4
     qkv = 64 * 128 * 4
     assert qkv < cost.num_bytes < table
+
+
+def test_a_tile_slower_than_the_time_for_measuring_has_a_time():
+    tile = list(program_of(tiny_traced("llama")).tiles.values())[1]
+    eager = eager_tile(tile.graph)
+
+    def slow(inputs):
+        time.sleep(0.2)
+        return eager(inputs)
+
+    assert 0.2 < tile_cost(tile.graph, 1, slow).seconds < math.inf
 
 
 def test_times_are_measured_when_there_is_code():
