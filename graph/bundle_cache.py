@@ -18,7 +18,14 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from girih.graph.bundle import MANIFEST, PREPARED, BundleKey, check_files, read_key, remove_bundle
+from girih.graph.bundle_files import (
+    MANIFEST,
+    PREPARED,
+    BundleKey,
+    check_files,
+    read_key,
+    remove_bundle,
+)
 from girih.kernels.errors import BundleError
 
 ABANDONED_SECONDS = 3600.0

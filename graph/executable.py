@@ -17,6 +17,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from girih.graph.compile_settings import MAX_STEP_TOKENS
 from girih.graph.inductor import TileFn
 from girih.graph.program import (
     AttentionStep,
@@ -27,7 +28,6 @@ from girih.graph.program import (
     Step,
     TileStep,
 )
-from girih.graph.trace import MAX_STEP_TOKENS
 from girih.kernels.attention import (
     AttentionBackend,
     AttentionPlan,

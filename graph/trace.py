@@ -30,6 +30,7 @@ from torch import fx
 from girih.graph import capture
 from girih.graph.adaptations import Adaptations, attention_classes
 from girih.graph.checkpoint import open_checkpoint
+from girih.graph.compile_settings import MAX_STEP_TOKENS
 from girih.graph.conversions import plan_sources
 from girih.graph.eager_modules import EagerModules
 from girih.graph.fail_closed import check_captured, writes
@@ -45,9 +46,6 @@ from girih.kernels.errors import GirihError, TraceError
 log = logging.getLogger("girih.trace")
 
 INPUT_NAMES = ("ids", "positions", "logits_index", "token_types")
-# Upper bound of T and S in compiled code. A constant of the project, not a runtime option: the
-# token budget of a step may change without a recompile.
-MAX_STEP_TOKENS = 1 << 16
 _EXAMPLE_T, _EXAMPLE_S = 37, 5
 
 

@@ -22,62 +22,19 @@ import torch
 
 from girih.kernels import ops
 from girih.kernels.errors import CompileError, ConfigError
+from girih.kernels.library_sources import (
+    BINDING_FLAGS,
+    COMMON_FLAGS,
+    ISA_FLAGS,
+    OWN_UNITS,
+    SOURCE_DIR,
+    sources,
+)
 from girih.kernels.target import ISAS, find_compiler
-
-_SOURCE_DIR = Path(__file__).parent / "cpu"
-# Headers that stand before the system's, for code of an AVX2 machine: they are read faster.
-LEAN_HEADERS = _SOURCE_DIR / "lean"
-
-COMMON_FLAGS = (
-    "-std=c++20",
-    "-O2",
-    "-fPIC",
-    "-fopenmp",
-    "-fvisibility=hidden",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-ffp-contract=fast",
-    "-Wall",
-    "-Wno-psabi",
-    # Messages name source files; the library must not tell where it was built.
-    "-ffile-prefix-map={sources}=kernels",
-    "-I{sources}",
-    "-I{sources}/lean",
-)
-ISA_FLAGS = {
-    "generic": ("-DGIRIH_LANES=8",),
-    "avx2": ("-DGIRIH_LANES=8", "-march=x86-64-v3"),
-    "avx512": ("-DGIRIH_LANES=16", "-march=x86-64-v4", "-mprefer-vector-width=512"),
-    "avx512_bf16": (
-        "-DGIRIH_LANES=16",
-        "-march=x86-64-v4",
-        "-mavx512bf16",
-        "-mprefer-vector-width=512",
-    ),
-}
-# Compiled each by itself, the longest first. All other sources are one unit: reading headers takes
-# small files longer than their own code.
-_OWN_UNITS = ("attention.cpp", "binding.cpp")
-# The oldest torch whose stable C++ interface the binding uses (2.11).
-_BINDING_FLAGS = (
-    "-DTORCH_TARGET_VERSION=0x020b000000000000",
-    "-I{include}",
-    "-ffile-prefix-map={include}=include",
-    "-O1",  # it only checks; compile time matters more
-)
 
 _compilers: set[subprocess.Popen[str]] = set()  # running ones
 _loaded: Path | None = None
 _loaded_bytes = b""  # SHA-256 of it; the file may have been moved since
-
-
-def source_digest() -> str:
-    """Return the SHA-256 (hex) of the library's sources and compiler flags."""
-    digest = hashlib.sha256()
-    for path in (*_sources("*"), *sorted(LEAN_HEADERS.iterdir())):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    digest.update(repr((COMMON_FLAGS, sorted(ISA_FLAGS.items()), _BINDING_FLAGS)).encode())
-    return digest.hexdigest()
 
 
 def is_loaded() -> bool:
@@ -172,23 +129,19 @@ def require_compiler() -> str:
     return compiler
 
 
-def _sources(pattern: str) -> list[Path]:
-    return sorted(path for path in _SOURCE_DIR.glob(pattern) if path.suffix in (".cpp", ".h"))
-
-
 def _units(work: Path) -> list[Path]:
     """The files to compile; the one that joins the small sources is written to `work`."""
     joined = work / "joined.cpp"
-    small = [path.name for path in _sources("*.cpp") if path.name not in _OWN_UNITS]
+    small = [path.name for path in sources("*.cpp") if path.name not in OWN_UNITS]
     joined.write_text("".join(f'#include "{name}"\n' for name in small))
-    return [*(_SOURCE_DIR / name for name in _OWN_UNITS), joined]
+    return [*(SOURCE_DIR / name for name in OWN_UNITS), joined]
 
 
 def _compile(compiler: str, flags: tuple[str, ...], work: Path, source: Path) -> Path:
     target = work / (source.stem + ".o")
     if source.name == "binding.cpp":
-        flags += _BINDING_FLAGS
-    places = {"sources": _SOURCE_DIR, "include": Path(torch.__file__).parent / "include"}
+        flags += BINDING_FLAGS
+    places = {"sources": SOURCE_DIR, "include": Path(torch.__file__).parent / "include"}
     command = [compiler, *(flag.format(**places) for flag in flags)]
     _run([*command, "-c", str(source), "-o", str(target)])
     return target

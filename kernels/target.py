@@ -12,8 +12,6 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from girih.kernels.errors import ConfigError
 
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16")
@@ -100,7 +98,7 @@ def resolve_target(
     return Target(
         device=device,
         isa=detect_isa() if isa == "auto" else isa,
-        threads=threads or torch.get_num_threads(),
+        threads=threads or _default_threads(),
         compiler=find_compiler(),
         arch=_resolve_arch(arch) if device == "cuda" else "",
     )
@@ -125,11 +123,21 @@ def require_runnable(target: Target) -> None:
         )
 
 
+def _default_threads() -> int:
+    """Return torch's own choice. Only what is left to torch imports it: a key is had without."""
+    import torch
+
+    threads: int = torch.get_num_threads()
+    return threads
+
+
 def _resolve_arch(arch: str) -> str:
     if arch != "auto":
         if not re.fullmatch(r"sm_\d{2,3}a?", arch):
             raise ConfigError(f"target.arch is {arch!r}; it must be 'auto' or like 'sm_90'")
         return arch
+    import torch
+
     if not torch.cuda.is_available():
         raise ConfigError("this machine has no GPU to ask; name one, e.g. target.arch=sm_90")
     major, minor = torch.cuda.get_device_capability()

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import hashlib
-import importlib.metadata
 import logging
 import shutil
 import tempfile
@@ -17,68 +15,40 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from filelock import FileLock, Timeout
 from safetensors.torch import save_file
 
-from girih.graph.bundle import (
+from girih.graph.bundle import Bundle, open_bundle, seal
+from girih.graph.bundle_cache import mark_used, prune
+from girih.graph.bundle_files import (
     MANIFEST,
-    Bundle,
     BundleKey,
-    open_bundle,
     read_key,
     remove_bundle,
-    seal,
     tile_graph,
     tile_package,
 )
-from girih.graph.bundle_cache import mark_used, prune
-from girih.graph.cache_dir import cache_dir
 from girih.graph.compile_pool import CompilePool
-from girih.graph.inductor import inductor_options
 from girih.graph.partition import Program, partition
 from girih.graph.progress import Progress, ProgressEvent, no_progress
 from girih.graph.spec import ModelSpec
 from girih.graph.tile_file import write_tile
-from girih.graph.trace import MAX_STEP_TOKENS, Traced, trace
+from girih.graph.trace import Traced, trace
 from girih.kernels.errors import BundleError, CompileError, ConfigError
-from girih.kernels.library import build_library, require_compiler, source_digest, stop_builds
+from girih.kernels.library import build_library, require_compiler, stop_builds
 from girih.kernels.target import Target, why_not_runnable
 from girih.passes.background import BuildObserver, Part
-from girih.passes.options import PASS_NAMES, OptConfig
+from girih.passes.key import bundle_dir, bundle_key, tuned
+from girih.passes.options import OptConfig
 from girih.passes.runner import Lowered, lower
 from girih.passes.tile_proof import prove_tiles
 
 log = logging.getLogger("girih.build")
 
 T = TypeVar("T")
-
-_ROOT = Path(__file__).resolve().parent.parent
-
-
-def bundle_key(spec: ModelSpec, opt: OptConfig, target: Target) -> BundleKey:
-    """What the compiled code depends on; needs no tracing and no transformers import."""
-    running, target = opt.runs(), _tuned(target, opt)
-    entries = [
-        *((f"model.{name}", value) for name, value in spec.key_entries()),
-        *((f"opt.{name}", str(name in running)) for name in PASS_NAMES),
-        ("target.device", target.device),
-        ("target.isa", target.isa),
-        *((("target.arch", target.arch),) if target.arch else ()),
-        ("target.threads", "dynamic"),
-        ("target.compiler", target.compiler),
-        ("tiles.max_step_tokens", str(MAX_STEP_TOKENS)),
-        *((f"inductor.{k}", str(v)) for k, v in sorted(inductor_options(target).items())),
-        ("torch", torch.__version__),
-        ("transformers", importlib.metadata.version("transformers")),
-        ("girih.kernels", source_digest()[:16]),
-        ("girih.compiler", compiler_digest()),
-    ]
-    return BundleKey(tuple(entries))
 
 
 def find_or_build(  # noqa: PLR0913 (the bundle's ingredients, and who watches)
@@ -128,11 +98,6 @@ def find_or_build(  # noqa: PLR0913 (the bundle's ingredients, and who watches)
         for removed in prune(bundle_dir(), cache_bytes, keep=path):
             log.info("removed %s from the cache, which is full", removed.path)
     return open_bundle(path), f"built: {found}"
-
-
-def bundle_dir() -> Path:
-    """Where bundles are cached."""
-    return cache_dir() / "bundles"
 
 
 def lower_and_partition(traced: Traced, opt: OptConfig, target: Target) -> tuple[Lowered, Program]:
@@ -219,7 +184,7 @@ class _Build:
     ) -> None:
         if not opt.compile:
             raise ConfigError(f"opt={opt.level} compiles nothing, so it has no bundle; use opt=O2")
-        self.spec, self.opt, self.target, self.key = spec, opt, _tuned(target, opt), key
+        self.spec, self.opt, self.target, self.key = spec, opt, tuned(target, opt), key
         self.progress, self.observer = progress, observer
         self.seconds: dict[str, float] = {}
 
@@ -327,50 +292,3 @@ def _stop(pool: CompilePool) -> None:
     """End every compiler of a build."""
     pool.kill()
     stop_builds()
-
-
-def _tuned(target: Target, opt: OptConfig) -> Target:
-    """The target with what the level says about generated code."""
-    return replace(target, fast_math=opt.fast_math)
-
-
-# Files of graph/ and kernels/ that decide what is compiled; passes/ counts as a whole.
-_DECIDING = (
-    "graph/aoti_include/regex",
-    "graph/compile_worker.py",
-    "graph/adaptations.py",
-    "graph/adapted_classes.py",
-    "graph/call_form.py",
-    "graph/capture.py",
-    "graph/conversions.py",
-    "graph/eager_modules.py",
-    "graph/eager_trial.py",
-    "graph/inductor.py",
-    "graph/mask_request.py",
-    "graph/opaque.py",
-    "graph/open_calls.py",
-    "graph/order.py",
-    "graph/partition.py",
-    "graph/program.py",
-    "graph/recurrent_functions.py",
-    "graph/rotary.py",
-    "graph/text.py",
-    "graph/stamp.py",
-    "graph/tile_file.py",
-    "graph/trace.py",
-    "graph/weight_plan.py",
-    "kernels/eager_ops.py",
-    "kernels/expert_ops.py",
-    "kernels/kv_layout.py",
-    "kernels/ops.py",
-    "kernels/packing.py",
-)
-
-
-def compiler_digest() -> str:
-    """Hash of the sources that decide what is compiled: a changed pass makes old bundles miss."""
-    paths = [_ROOT / name for name in _DECIDING] + sorted((_ROOT / "passes").glob("*.py"))
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]

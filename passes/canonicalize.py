@@ -11,7 +11,7 @@ from torch import fx
 
 import girih.kernels.ops  # registers girih::attention  # noqa: F401
 from girih.kernels.target import Target
-from girih.passes.pass_api import PassContext, Phase, insert_call, register_pass
+from girih.passes.pass_api import PassContext, insert_call, register_pass
 
 aten = torch.ops.aten
 
@@ -44,7 +44,7 @@ def _expects(graph: fx.Graph, target: Target) -> str | None:
     return "the graph holds assertions of the tracer" if asserts else None
 
 
-@register_pass(phase=Phase.CANONICALIZE, expects=_expects)
+@register_pass(expects=_expects)
 def canonicalize(graph: fx.Graph, ctx: PassContext) -> int:
     """Drop asserts, no-op casts and views, repeated nodes and dead code; fix the device.
 

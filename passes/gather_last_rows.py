@@ -9,7 +9,7 @@ from torch import fx
 
 from girih.graph.opaque import is_opaque, is_result, opaque_results
 from girih.kernels.target import Target
-from girih.passes.pass_api import PassContext, Phase, insert_call, refresh_values, register_pass
+from girih.passes.pass_api import PassContext, insert_call, refresh_values, register_pass
 
 aten = torch.ops.aten
 
@@ -23,7 +23,7 @@ def _expects(graph: fx.Graph, target: Target) -> str | None:
     return "rows are selected below the last attention"
 
 
-@register_pass(phase=Phase.FUSE, expects=_expects)
+@register_pass(expects=_expects)
 def gather_last_rows(graph: fx.Graph, ctx: PassContext) -> int:
     """Move the selection of the needed rows up to just behind the last attention.
 

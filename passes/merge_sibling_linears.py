@@ -9,7 +9,6 @@ from girih.graph.weight_plan import PLAIN, WeightEntry
 from girih.kernels.target import Target
 from girih.passes.pass_api import (
     PassContext,
-    Phase,
     insert_call,
     insert_weight,
     refresh_values,
@@ -23,7 +22,7 @@ def _expects(graph: fx.Graph, target: Target) -> str | None:
     return "several linears read one tensor" if _sibling_groups(graph) else None
 
 
-@register_pass(phase=Phase.FUSE, expects=_expects)
+@register_pass(expects=_expects)
 def merge_sibling_linears(graph: fx.Graph, ctx: PassContext) -> int:
     """Merge linears that read the same tensor into one, as a change of the weight plan.
 

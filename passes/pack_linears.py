@@ -11,7 +11,7 @@ import girih.kernels.ops  # registers the packed ops  # noqa: F401
 from girih.graph.weight_plan import PACKED, PLAIN
 from girih.kernels.packing import packed_shape
 from girih.kernels.target import Target
-from girih.passes.pass_api import PassContext, Phase, insert_call, insert_weight, register_pass
+from girih.passes.pass_api import PassContext, insert_call, insert_weight, register_pass
 
 aten = torch.ops.aten
 
@@ -24,7 +24,7 @@ def _expects(graph: fx.Graph, target: Target) -> str | None:
     return "there are linears on weights" if on_weights else None
 
 
-@register_pass(phase=Phase.LOWER, expects=_expects)
+@register_pass(expects=_expects)
 def pack_linears(graph: fx.Graph, ctx: PassContext) -> int:
     """Replace linears by `girih::packed_linear`, and embeddings that share their weight.
 

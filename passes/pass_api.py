@@ -1,7 +1,9 @@
 """What a pass is: a function over a graph, with its facts declared beside it.
 
-    @register_pass(phase=Phase.CANONICALIZE, expects=lambda graph, target: None)
+    @register_pass(expects=lambda graph, target: None)
     def drop_noise(graph: fx.Graph, ctx: PassContext) -> int: ...   # number of rewrites
+
+Its phase, its line of the catalogue and its place are in `passes/pipeline.py`.
 
 A pass works in place, reads nothing but its arguments, and returns how many rewrites it made (0
 means the graph is untouched). A candidate it declines goes to `ctx.refuse` with the reason. Timing,
@@ -12,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 
 import torch
 from torch import fx
@@ -20,14 +21,6 @@ from torch import fx
 from girih.graph.weight_plan import WeightPlan
 from girih.kernels.target import Target
 from girih.passes.infer import infer_value, value_layout
-
-
-class Phase(Enum):
-    """Part of the pipeline a pass belongs to, in order."""
-
-    CANONICALIZE = "canonicalize"
-    FUSE = "fuse"
-    LOWER = "lower"
 
 
 @dataclass
@@ -59,30 +52,25 @@ class Pass:
 
     Attributes:
         name: also its switch, `opt.passes.NAME`.
-        phase: part of the pipeline.
         run: the rewrite.
         expects: why the pass ought to find something in a graph for a target, or None where it
             need not. It looks for less than the pass does, so that a pattern that broke is noticed.
-        summary: first line of the docstring.
     """
 
     name: str
-    phase: Phase
     run: PassFn
     expects: ExpectFn
-    summary: str
 
 
 PASSES: dict[str, Pass] = {}
 
 
-def register_pass(phase: Phase, expects: ExpectFn) -> Callable[[PassFn], PassFn]:
+def register_pass(expects: ExpectFn) -> Callable[[PassFn], PassFn]:
     """Register a function as the pass of its own name."""
 
     def register(function: PassFn) -> PassFn:
         name = function.__name__
-        summary = (function.__doc__ or "").strip().splitlines()[0]
-        PASSES[name] = Pass(name, phase, function, expects, summary)
+        PASSES[name] = Pass(name, function, expects)
         return function
 
     return register

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from girih.graph.bundle import PREPARED, BundleKey, tile_graph
+from girih.graph.bundle_files import PREPARED, BundleKey, tile_graph
 from girih.graph.partition import Program
 from girih.graph.progress import Progress, no_progress
 from girih.graph.spec import ModelSpec
@@ -20,7 +20,8 @@ from girih.graph.tile_file import write_tile
 from girih.graph.trace import trace
 from girih.kernels.errors import BundleError
 from girih.kernels.target import Target
-from girih.passes.build import bundle_dir, bundle_key, lower_and_partition
+from girih.passes.build import lower_and_partition
+from girih.passes.key import bundle_dir, bundle_key
 from girih.passes.options import OptConfig
 from girih.passes.runner import Lowered
 

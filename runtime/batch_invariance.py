@@ -11,7 +11,8 @@ of rows; eager code and compiled code differ in their last bits.
 
 from __future__ import annotations
 
-from girih.graph.bundle import Bundle, tile_graph
+from girih.graph.bundle import Bundle
+from girih.graph.bundle_files import tile_graph
 from girih.graph.executable import Executable
 from girih.graph.tile_file import read_tile
 from girih.kernels.errors import ConfigError

@@ -23,7 +23,8 @@ from girih.runtime.canary import check_canary, executable_for_canary
 from girih.runtime.resident import Resident
 from girih.runtime.runnable_program import RunnableProgram, bundle_tiles
 from girih.runtime.serving_build import ServingBuild
-from girih.runtime.start import Start, model_spec
+from girih.runtime.start import Start
+from girih.runtime.wanted import model_spec
 
 Weights = dict[str, torch.Tensor]
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import torch
 
-from girih.graph.bundle import Bundle, tile_graph
+from girih.graph.bundle import Bundle
+from girih.graph.bundle_files import tile_graph
 from girih.graph.executable import Executable, StepInputs
 from girih.graph.inductor import TileFn, eager_tile
 from girih.graph.tile_file import read_tile

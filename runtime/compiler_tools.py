@@ -6,7 +6,8 @@ import dataclasses
 import tempfile
 from pathlib import Path
 
-from girih.graph.bundle import BundleKey, open_bundle, read_key
+from girih.graph.bundle import open_bundle
+from girih.graph.bundle_files import BundleKey, read_key
 from girih.graph.graph_file import read_graph
 from girih.graph.inductor import TileFn, load_tile
 from girih.graph.partition import Program
@@ -16,12 +17,14 @@ from girih.graph.trace import node_origin, trace
 from girih.kernels.bench import measure_peaks
 from girih.kernels.errors import ConfigError
 from girih.kernels.library import load_library
-from girih.passes.build import bundle_dir, bundle_key, lower_and_partition
+from girih.passes.build import lower_and_partition
+from girih.passes.key import bundle_dir, bundle_key
 from girih.passes.runner import Graphed, Lowered, lower
 from girih.runtime.config import EngineConfig
 from girih.runtime.explain_page import PageData, render
-from girih.runtime.start import model_spec, target_of
+from girih.runtime.start import target_of
 from girih.runtime.tile_stats import SIZES, TileCost, tile_cost
+from girih.runtime.wanted import model_spec
 
 
 def lower_source(
@@ -36,12 +39,6 @@ def lower_source(
     """
     source = read_graph(dump) if dump else _traced(config, progress)
     return lower(source, config.opt, target_of(config))
-
-
-def key_of(config: EngineConfig, progress: Progress = no_progress) -> BundleKey:
-    """The key of the bundle that a configuration needs; traces nothing."""
-    spec = model_spec(config.model, progress)
-    return bundle_key(spec, config.opt, target_of(config))
 
 
 def write_page(config: EngineConfig, path: Path, progress: Progress = no_progress) -> None:

@@ -22,7 +22,8 @@ from girih.graph.trace import trace
 from girih.kernels.errors import ConfigError
 from girih.kernels.kv_groups import plan_groups
 from girih.kernels.target import require_runnable
-from girih.passes.build import bundle_key, find_or_build, lower_and_partition
+from girih.passes.build import find_or_build, lower_and_partition
+from girih.passes.key import bundle_key
 from girih.passes.prepare import prepare
 from girih.runtime.assembly import generating_core, pooling_core, watch_compiling
 from girih.runtime.binding import bind

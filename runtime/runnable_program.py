@@ -18,7 +18,8 @@ from girih.graph.trace import build_on_meta, trace
 from girih.graph.weight_plan import WeightPlan
 from girih.kernels.library import load_library
 from girih.passes.background import BuildObserver
-from girih.passes.build import bundle_key, find_or_build, lower_and_partition
+from girih.passes.build import find_or_build, lower_and_partition
+from girih.passes.key import bundle_key
 from girih.runtime.serving_build import ServingBuild
 from girih.runtime.start import Start
 

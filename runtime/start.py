@@ -10,11 +10,12 @@ from typing import TypeVar
 import torch
 
 from girih.graph.progress import Progress, no_progress
-from girih.graph.spec import ModelSpec, load_spec
+from girih.graph.spec import ModelSpec
 from girih.kernels.errors import ConfigError
 from girih.kernels.target import Target, resolve_target
-from girih.runtime.config import EngineConfig, ModelConfig
+from girih.runtime.config import EngineConfig
 from girih.runtime.engine import PLANS_IN_FLIGHT
+from girih.runtime.wanted import model_spec
 
 T = TypeVar("T")
 
@@ -115,15 +116,6 @@ def start_of(config: EngineConfig, progress: Progress = no_progress) -> Start:
     report = LaunchReport()
     spec = report.timed("spec", lambda: model_spec(config.model, progress))
     return Start(config, spec, target_of(config), report, progress)
-
-
-def model_spec(model: ModelConfig, progress: Progress = no_progress) -> ModelSpec:
-    """Read what the configured model is.
-
-    Raises:
-        SourceError, ConfigError: as `load_spec`.
-    """
-    return load_spec(model.source, model.dtype, progress, model.task, model.pooling)
 
 
 def target_of(config: EngineConfig) -> Target:

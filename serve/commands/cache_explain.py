@@ -12,8 +12,8 @@ def run(words: list[str], options: Options) -> int:
     """Print the verdict and, on a miss, every entry in which the nearest bundle differs."""
     config = to_engine_config(compose_config("cache explain", words))
     from girih.graph.bundle_cache import nearest_bundle
-    from girih.passes.build import bundle_dir
-    from girih.runtime.compiler_tools import key_of
+    from girih.passes.key import bundle_dir
+    from girih.runtime.wanted import key_of
 
     with ProgressDisplay(options.quiet) as progress:
         key = key_of(config, progress)

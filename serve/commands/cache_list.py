@@ -16,7 +16,7 @@ def run(words: list[str], options: Options) -> int:
     """Print one line per bundle, then the total."""
     compose_config("cache list", words)
     from girih.graph.bundle_cache import list_bundles
-    from girih.passes.build import bundle_dir
+    from girih.passes.key import bundle_dir
 
     bundles = list_bundles(bundle_dir(), prepared=True)
     print(

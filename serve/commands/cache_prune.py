@@ -15,7 +15,7 @@ def run(words: list[str], options: Options) -> int:
     if max_gib < 0:
         raise ConfigError(f"max_gib is {max_gib}; it must be 0 (remove all) or more")
     from girih.graph.bundle_cache import prune
-    from girih.passes.build import bundle_dir
+    from girih.passes.key import bundle_dir
 
     removed = prune(bundle_dir(), int(max_gib * 2**30))
     for bundle in removed:

@@ -10,7 +10,7 @@ def run(words: list[str], options: Options) -> int:
     """Print one line per bundle; exit code 1 when one is damaged."""
     compose_config("cache verify", words)
     from girih.graph.bundle_cache import verify
-    from girih.passes.build import bundle_dir
+    from girih.passes.key import bundle_dir
 
     results = verify(bundle_dir())
     for bundle, fault in results:

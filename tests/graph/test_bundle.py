@@ -6,13 +6,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from girih.graph.bundle import (
+from girih.graph.bundle import open_bundle, seal
+from girih.graph.bundle_files import (
     MANIFEST,
     BundleKey,
-    open_bundle,
     read_key,
     remove_bundle,
-    seal,
     tile_graph,
     tile_package,
 )
@@ -21,6 +20,7 @@ from girih.graph.weight_plan import WeightEntry, WeightPlan
 from girih.kernels.errors import BundleError
 from girih.kernels.target import Target
 from girih.passes import build
+from girih.passes.key import bundle_dir, bundle_key
 from girih.passes.options import OptConfig
 
 KEY = BundleKey((("model.dtype", "float32"), ("torch", "2.0")))
@@ -195,8 +195,8 @@ def cache(monkeypatch, tmp_path):
 
 
 def cached(spec, target=TARGET, opt=None):
-    key = build.bundle_key(spec, opt or OptConfig(), target)
-    return make_bundle(build.bundle_dir() / key.digest, key)
+    key = bundle_key(spec, opt or OptConfig(), target)
+    return make_bundle(bundle_dir() / key.digest, key)
 
 
 def test_found_in_the_cache_by_key(cache, no_building):
@@ -247,13 +247,13 @@ def test_a_damaged_bundle_is_built_again_with_a_warning(cache, no_building, capl
 
 
 def test_an_explicit_bundle_is_used(cache, no_building, tmp_path):
-    key = build.bundle_key(FakeSpec(), OptConfig(), TARGET)
+    key = bundle_key(FakeSpec(), OptConfig(), TARGET)
     path = make_bundle(tmp_path / "mine", key)
     assert find(FakeSpec(), path)[1] == "found"
 
 
 def test_an_explicit_bundle_for_something_else_is_refused(cache, tmp_path):
-    key = build.bundle_key(FakeSpec("bfloat16"), OptConfig(), TARGET)
+    key = bundle_key(FakeSpec("bfloat16"), OptConfig(), TARGET)
     path = make_bundle(tmp_path / "mine", key)
     with pytest.raises(BundleError, match=r"model\.dtype: bfloat16 → float32") as caught:
         find(FakeSpec(), path)

@@ -9,8 +9,8 @@ from filelock import FileLock
 from support_bundles import small_bundle
 
 from girih.graph import bundle_cache
-from girih.graph.bundle import BundleKey
 from girih.graph.bundle_cache import list_bundles, mark_used, nearest_bundle, prune, verify
+from girih.graph.bundle_files import BundleKey
 
 
 def key(**entries):

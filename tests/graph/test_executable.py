@@ -8,10 +8,10 @@ import torch
 from support_models import hf_config, hf_model, opt_o2, tiny_model, tiny_traced
 
 from girih.graph.checkpoint import open_checkpoint
+from girih.graph.compile_settings import MAX_STEP_TOKENS
 from girih.graph.executable import Executable, StepInputs, kv_cache_specs
 from girih.graph.inductor import eager_tile
 from girih.graph.sources import resolve_source
-from girih.graph.trace import MAX_STEP_TOKENS
 from girih.graph.weights import load_weights
 from girih.kernels.errors import ConfigError, EngineError
 from girih.kernels.kv_groups import one_group

@@ -15,7 +15,7 @@ import filelock
 import pytest
 import torch
 
-from girih.kernels import library
+from girih.kernels import library, library_sources
 from girih.kernels.target import detect_isa
 
 LANES_16 = ("-UGIRIH_LANES", "-DGIRIH_LANES=16")
@@ -30,7 +30,7 @@ class Built:
 def build_cached(name: str, isa: str, flags: tuple[str, ...] = ()) -> Path:
     folder = Path(tempfile.gettempdir()) / f"girih-test-kernels-{os.getuid()}"
     folder.mkdir(exist_ok=True)
-    path = folder / f"{name}-{library.source_digest()[:24]}-{torch.__version__}.so"
+    path = folder / f"{name}-{library_sources.source_digest()[:24]}-{torch.__version__}.so"
     with filelock.FileLock(f"{path}.lock"):
         if not path.exists():
             library.build_library(isa, path, flags)

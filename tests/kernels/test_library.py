@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from girih.kernels import library
+from girih.kernels import library, library_sources
 from girih.kernels.errors import CompileError, ConfigError
 
 HERE = Path(__file__).parent
 
 
-KERNELS = [path for path in library._sources("*.cpp") if path.name != "binding.cpp"]
+KERNELS = [path for path in library_sources.sources("*.cpp") if path.name != "binding.cpp"]
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ KERNELS = [path for path in library._sources("*.cpp") if path.name != "binding.c
 )
 def test_kernels_compile_for(isa, tmp_path):
     """The binding is the same for all, so it is left out; this machine need not run the code."""
-    flags = (*library.COMMON_FLAGS, *library.ISA_FLAGS[isa], "-O0")
+    flags = (*library_sources.COMMON_FLAGS, *library_sources.ISA_FLAGS[isa], "-O0")
     for source in KERNELS:
         built = library._compile(library.require_compiler(), flags, tmp_path, source)
         assert built.read_bytes()[:4] == b"\x7fELF"
@@ -103,15 +103,19 @@ def test_unknown_isa(tmp_path):
 
 
 def test_digest_covers_sources_and_flags(monkeypatch):
-    before = library.source_digest()
-    assert before == library.source_digest() and len(before) == 64
-    monkeypatch.setattr(library, "COMMON_FLAGS", (*library.COMMON_FLAGS, "-DX"))
-    assert library.source_digest() != before
+    before = library_sources.source_digest()
+    assert before == library_sources.source_digest() and len(before) == 64
+    monkeypatch.setattr(library_sources, "COMMON_FLAGS", (*library_sources.COMMON_FLAGS, "-DX"))
+    assert library_sources.source_digest() != before
 
 
 @pytest.mark.parametrize(("level", "whole"), [("v3", False), ("v4", True)])
 def test_lean_headers_serve_avx2_only(level, whole):
-    command = [library.require_compiler(), f"-march=x86-64-{level}", f"-I{library.LEAN_HEADERS}"]
+    command = [
+        library.require_compiler(),
+        f"-march=x86-64-{level}",
+        f"-I{library_sources.LEAN_HEADERS}",
+    ]
     macros = subprocess.run(
         [*command, "-dM", "-E", "-x", "c++", "-"],
         input="#include <immintrin.h>\n#include <immintrin.h>\n",

@@ -10,7 +10,7 @@ from support_models import opt_o2, tiny_spec
 
 from girih.kernels.errors import BundleError, CompileError, ConfigError
 from girih.kernels.target import Target
-from girih.passes import build
+from girih.passes import build, key
 from girih.passes.options import OptConfig
 from girih.passes.pipeline import PIPELINE
 
@@ -18,7 +18,7 @@ TARGET = Target("cpu", "avx2", 2, "g++")
 
 
 def entries(spec, opt=None, target=TARGET):
-    return dict(build.bundle_key(spec, opt or opt_o2(), target).entries)
+    return dict(key.bundle_key(spec, opt or opt_o2(), target).entries)
 
 
 def test_a_key_names_everything_that_decides_code():
@@ -56,17 +56,17 @@ def test_another_model_has_another_key(changes, name):
 
 def test_the_digest_of_the_compiler_covers_every_deciding_file(monkeypatch, tmp_path):
     root = tmp_path / "girih"
-    names = [*build._DECIDING, *(f"passes/{p.name}" for p in (build._ROOT / "passes").glob("*.py"))]
+    names = [*key.DECIDING, *(f"passes/{p.name}" for p in (key.ROOT / "passes").glob("*.py"))]
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes((build._ROOT / name).read_bytes())
-    unchanged = build.compiler_digest()
-    monkeypatch.setattr(build, "_ROOT", root)
-    assert build.compiler_digest() == unchanged
+        (root / name).write_bytes((key.ROOT / name).read_bytes())
+    unchanged = key.compiler_digest()
+    monkeypatch.setattr(key, "ROOT", root)
+    assert key.compiler_digest() == unchanged
     for name in names:
         content = (root / name).read_bytes()
         (root / name).write_bytes(content + b"\n# more\n")
-        assert build.compiler_digest() != unchanged, name
+        assert key.compiler_digest() != unchanged, name
         (root / name).write_bytes(content)
 
 

@@ -13,7 +13,7 @@ from support_models import opt_o2, tiny_spec, tiny_traced
 from girih.graph import inductor
 from girih.kernels.errors import BundleError, CompileError
 from girih.kernels.target import Target
-from girih.passes import build
+from girih.passes import build, key
 
 TARGET = Target("cpu", "avx2", 2, "g++")
 
@@ -116,7 +116,7 @@ def test_a_cache_that_became_read_only_serves_what_it_has(quick, monkeypatch):
 
 def test_two_versions_of_girih_share_a_cache(quick, monkeypatch):
     def version(name):
-        monkeypatch.setattr(build, "compiler_digest", lambda: name)
+        monkeypatch.setattr(key, "compiler_digest", lambda: name)
         return find_or_build()
 
     mine, _ = version("one")
@@ -129,7 +129,7 @@ def test_two_versions_of_girih_share_a_cache(quick, monkeypatch):
 
 def test_a_full_cache_drops_what_was_used_longest_ago(quick, monkeypatch):
     first, _ = find_or_build()
-    monkeypatch.setattr(build, "compiler_digest", lambda: "another version")
+    monkeypatch.setattr(key, "compiler_digest", lambda: "another version")
     second, _ = find_or_build(cache_bytes=1)
     assert left_in(quick) == [second.path]
     assert not first.path.exists()

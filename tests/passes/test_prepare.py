@@ -6,7 +6,8 @@ import pytest
 from support_models import tiny_model
 
 from girih.conf.compose import compose_config, to_engine_config
-from girih.graph.bundle import open_bundle, read_key
+from girih.graph.bundle import open_bundle
+from girih.graph.bundle_files import read_key
 from girih.graph.tile_file import read_tile
 from girih.kernels import target as targets
 from girih.kernels.errors import BundleError, ConfigError

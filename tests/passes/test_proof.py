@@ -9,7 +9,7 @@ from girih.kernels.errors import PassError
 from girih.kernels.target import Target
 from girih.passes import runner
 from girih.passes.options import OptConfig
-from girih.passes.pass_api import Pass, Phase, insert_call
+from girih.passes.pass_api import Pass, insert_call
 from girih.passes.pipeline import PIPELINE
 from girih.passes.runner import lower
 
@@ -33,7 +33,7 @@ def wrong(monkeypatch):
     """Run a function as the pass "canonicalize" over a tiny Llama, with the proof."""
 
     def run(function, dtype="float32"):
-        fake = Pass("canonicalize", Phase.CANONICALIZE, function, lambda graph, target: None, "")
+        fake = Pass("canonicalize", function, lambda graph, target: None)
         monkeypatch.setattr(runner, "pipeline", lambda: (fake,))
         opt = OptConfig(verify=True)
         opt.passes.canonicalize.enabled = True

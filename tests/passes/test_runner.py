@@ -13,8 +13,8 @@ from girih.kernels.target import Target
 from girih.passes import pipeline as pipeline_module
 from girih.passes import runner
 from girih.passes.options import OptConfig, PassesConfig
-from girih.passes.pass_api import PASSES, Pass, Phase, insert_call
-from girih.passes.pipeline import PIPELINE
+from girih.passes.pass_api import PASSES, Pass, insert_call
+from girih.passes.pipeline import FACTS, PIPELINE, Phase
 from girih.passes.runner import lower
 
 TARGET = Target("cpu", "avx2", 2, "g++")
@@ -26,7 +26,7 @@ def one_pass(monkeypatch):
     """Run a single function as the pass "canonicalize"."""
 
     def run(function, expects=lambda graph, target: None, **options):
-        fake = Pass("canonicalize", Phase.CANONICALIZE, function, expects, "")
+        fake = Pass("canonicalize", function, expects)
         monkeypatch.setattr(runner, "pipeline", lambda: (fake,))
         opt = OptConfig(**options)
         opt.passes.canonicalize.enabled = True
@@ -221,22 +221,23 @@ def test_a_directory_that_cannot_be_written_is_named(lowered_by, tmp_path):
 def test_registry_pipeline_and_switches_name_the_same_passes():
     fields = tuple(f.name for f in dataclasses.fields(PassesConfig))
     assert fields == PIPELINE
-    assert set(PASSES) == set(PIPELINE)
     assert [p.name for p in pipeline_module.pipeline()] == list(PIPELINE)
+    assert set(PASSES) == set(PIPELINE)
 
 
 def test_phases_stand_in_order():
     order = list(Phase)
-    phases = [order.index(p.phase) for p in pipeline_module.pipeline()]
+    phases = [order.index(facts.phase) for facts in FACTS]
     assert phases == sorted(phases)
 
 
 def test_every_pass_shows_what_it_rewrites_and_what_it_refuses():
-    for item in PASSES.values():
+    for facts, item in zip(FACTS, pipeline_module.pipeline(), strict=True):
         text = item.run.__doc__
+        assert text.splitlines()[0] == facts.summary
         assert "->" in text, item.name
         assert "Refuses" in text, item.name
-        assert item.summary.endswith("."), item.name
+        assert facts.summary.endswith("."), item.name
 
 
 def enabled(level):

@@ -17,7 +17,8 @@ from girih.graph.trace import trace
 from girih.graph.weights import load_weights
 from girih.kernels.errors import CapacityError, ConfigError, TraceError
 from girih.kernels.target import detect_isa, resolve_target
-from girih.passes.build import bundle_key, lower_and_partition
+from girih.passes.build import lower_and_partition
+from girih.passes.key import bundle_key
 from girih.runtime import check_model as module
 from girih.runtime.agreement import bind, compare
 from girih.runtime.check_model import check_model, random_model

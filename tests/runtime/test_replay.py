@@ -16,12 +16,12 @@ from support_pooling import engine, random_texts, vectors, write_pooled
 from girih import SamplingParams
 from girih.graph.batch_descriptor import BatchDescriptor
 from girih.graph.checkpoint import open_checkpoint
+from girih.graph.compile_settings import MAX_STEP_TOKENS
 from girih.graph.executable import Executable, StepInputs
 from girih.graph.inductor import eager_tile
 from girih.graph.program import EagerSpec, EagerStep
 from girih.graph.sources import resolve_source
 from girih.graph.static_step import StaticMemory, StaticSteps
-from girih.graph.trace import MAX_STEP_TOKENS
 from girih.graph.weights import load_weights
 from girih.kernels.errors import ConfigError, EngineError
 from girih.kernels.target import Target, detect_isa

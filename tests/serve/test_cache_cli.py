@@ -7,8 +7,8 @@ from support_bundles import small_bundle
 from support_models import tiny_model
 
 from girih.conf.compose import compose_config, to_engine_config
-from girih.graph.bundle import BundleKey
-from girih.runtime.compiler_tools import key_of
+from girih.graph.bundle_files import BundleKey
+from girih.runtime.wanted import key_of
 from girih.serve import cli
 
 

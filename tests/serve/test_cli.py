@@ -2,15 +2,19 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 import types
 
 import pytest
 import support_tokenizer
+from support_bundles import small_bundle
+from support_models import tiny_model
 from support_serving import fake_handle
 
 from girih import __version__
+from girih.graph.bundle_files import BundleKey
 from girih.serve import cli
 from girih.serve.commands import VERBS, bench_offline
 from girih.serve.config import BenchConfig
@@ -260,6 +264,40 @@ def test_help_of_a_first_word_names_its_verbs(capsys):
 def test_version(capsys):
     assert run(capsys, "--version")[1] == f"girih {__version__}\n"
     assert run(capsys)[0] == 0
+
+
+def test_what_only_lists_or_reads_imports_no_torch(tmp_path):
+    model = f"model={tiny_model('llama')}"
+    commands = [
+        ["cache", "list"],
+        ["cache", "verify"],
+        ["cache", "prune"],
+        ["cache", "explain", model, "-q"],
+        ["passes", "list"],
+        ["fetch", model, "-q"],
+        ["completion", "bash"],
+        ["serve", model, "--cfg"],
+    ]
+    code = (
+        "import sys\nfrom girih.serve.cli import main\n"
+        f"for words in {commands!r}:\n"
+        "    code = main(list(words))\n"
+        "    heavy = [n for n in ('torch', 'transformers') if n in sys.modules]\n"
+        "    print(words[:2], code, heavy, file=sys.stderr)"
+    )
+    cache = tmp_path / "bundles"
+    small_bundle(cache, BundleKey((("model.dtype", "float32"),)))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "GIRIH_CACHE_DIR": str(tmp_path)},
+    )
+    assert done.stderr.splitlines() == [f"{words[:2]} 0 []" for words in commands]
+    assert "1 bundles, 0 damaged" in done.stdout
+    assert "miss: the nearest bundle" in done.stdout
 
 
 def test_settings_errors_import_no_torch():

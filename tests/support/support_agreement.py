@@ -16,8 +16,9 @@ from support_models import opt_o2
 from girih.graph import inductor
 from girih.graph.checkpoint import open_checkpoint
 from girih.graph.compile_pool import CompilePool
+from girih.graph.compile_settings import inductor_options
 from girih.graph.executable import Executable
-from girih.graph.inductor import TileFn, eager_tile, inductor_options, load_tile
+from girih.graph.inductor import TileFn, eager_tile, load_tile
 from girih.graph.model_files import save_model
 from girih.graph.partition import Program, Tile
 from girih.graph.spec import load_spec
@@ -25,7 +26,8 @@ from girih.graph.tile_file import write_tile
 from girih.graph.trace import trace
 from girih.graph.weights import load_weights
 from girih.kernels.errors import GirihError
-from girih.kernels.library import build_library, load_library, source_digest
+from girih.kernels.library import build_library, load_library
+from girih.kernels.library_sources import source_digest
 from girih.kernels.target import Target, detect_isa
 from girih.passes.build import lower_and_partition
 from girih.runtime.agreement import bind, compare

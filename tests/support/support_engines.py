@@ -8,7 +8,7 @@ from typing import Any
 
 from girih import LLM
 from girih.kernels.target import require_runnable
-from girih.passes.build import bundle_key
+from girih.passes.key import bundle_key
 from girih.runtime.launch import EngineHandle, engine_of
 from girih.runtime.runnable_program import RunnableProgram, obtain_program
 from girih.runtime.start import start_of

@@ -1,0 +1,100 @@
+"""The files of a bundle and the key it is found by: names, checksums, removal.
+
+What looks at bundles without running them (`girih cache`) needs nothing else: no torch here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from girih.kernels.errors import BundleError
+
+MANIFEST = "manifest.json"
+PREPARED = "prepared.json"
+"""Stands in a directory of what was built for another machine, in place of a manifest."""
+_REQUIRED = {"key.json", "program.json", "constants.safetensors", "kernels.so"}
+
+
+@dataclass(frozen=True)
+class BundleKey:
+    """What a bundle depends on, as an ordered list of (name, value)."""
+
+    entries: tuple[tuple[str, str], ...]
+
+    @property
+    def digest(self) -> str:
+        """Hash of the entries: the bundle's name in the cache."""
+        text = json.dumps(self.entries)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+    def differences(self, other: BundleKey) -> list[str]:
+        """Entries in which `other` differs, as "name: mine → other's"."""
+        mine, others = dict(self.entries), dict(other.entries)
+        names = [*mine, *(n for n in others if n not in mine)]
+        return [
+            f"{n}: {mine.get(n, '(absent)')} → {others.get(n, '(absent)')}"
+            for n in names
+            if mine.get(n) != others.get(n)
+        ]
+
+    def as_text(self) -> str:
+        """The digest and every entry."""
+        return f"key {self.digest}\n" + "".join(f"  {n} = {v}\n" for n, v in self.entries)
+
+
+def tile_package(path: Path, tile: str) -> Path:
+    """Where a bundle keeps a compiled tile."""
+    return path / "tiles" / f"{tile}.pt2"
+
+
+def tile_graph(path: Path, tile: str) -> Path:
+    """Where a bundle keeps a tile's graph."""
+    return path / "tiles" / f"{tile}.json"
+
+
+def read_key(path: Path) -> BundleKey | None:
+    """The key of the bundle at `path`, or None when there is none that can be read."""
+    try:
+        entries = json.loads((path / "key.json").read_text())
+        return BundleKey(tuple((str(n), str(v)) for n, v in entries))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def remove_bundle(path: Path) -> None:
+    """Delete a bundle; the manifest goes first, so that a half-deleted one is never trusted."""
+    (path / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def check_files(path: Path) -> None:
+    """Hold every file of a bundle against its manifest.
+
+    Raises:
+        BundleError: a file is missing, truncated or altered; names the file.
+    """
+    try:
+        sums = json.loads((path / MANIFEST).read_text())
+    except (OSError, ValueError) as error:
+        raise BundleError(f"bundle {path} has no readable {MANIFEST}: {error}") from error
+    if not isinstance(sums, dict) or not _REQUIRED.issubset(sums):
+        raise BundleError(f"bundle {path}: {MANIFEST} does not list {', '.join(sorted(_REQUIRED))}")
+    for name, expected in sums.items():
+        file = path / name
+        if not file.is_file():
+            raise BundleError(f"bundle {path} misses {name}")
+        found = file_digest(file)
+        if found != expected:
+            raise BundleError(
+                f"bundle file {file} is damaged: SHA-256 {found[:12]}…, expected {expected[:12]}…"
+            )
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file (hex)."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,27 @@
+"""What a configuration asks for: the model, and the key of its bundle. Needs no torch."""
+
+from __future__ import annotations
+
+from girih.graph.bundle_files import BundleKey
+from girih.graph.progress import Progress, no_progress
+from girih.graph.spec import ModelSpec, load_spec
+from girih.kernels.target import resolve_target
+from girih.passes.key import bundle_key
+from girih.runtime.config import EngineConfig, ModelConfig
+
+
+def model_spec(model: ModelConfig, progress: Progress = no_progress) -> ModelSpec:
+    """Read what the configured model is.
+
+    Raises:
+        SourceError, ConfigError: as `load_spec`.
+    """
+    return load_spec(model.source, model.dtype, progress, model.task, model.pooling)
+
+
+def key_of(config: EngineConfig, progress: Progress = no_progress) -> BundleKey:
+    """The key of the bundle that a configuration needs; traces nothing."""
+    spec, wanted = model_spec(config.model, progress), config.target
+    # Bundles serve any number of threads, so torch need not be asked for its own.
+    target = resolve_target(wanted.device, wanted.isa, wanted.threads or 1, wanted.arch)
+    return bundle_key(spec, config.opt, target)
