@@ -36,6 +36,18 @@ def infer_value(node: fx.Node) -> Any:
     return memory[key]
 
 
+def empty_value(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """The value of a weight of `like`'s dtype and device."""
+    if not isinstance(like, FakeTensor):
+        return like.new_empty(shape)
+    memory = _known.setdefault(like.fake_mode, {})
+    key = ("empty", like.dtype, like.device, shape)
+    if key not in memory:
+        memory[key] = like.new_empty(shape)
+    value: torch.Tensor = memory[key]
+    return value
+
+
 def value_layout(value: Any) -> Hashable:
     """Everything a result's type depends on: layouts of tensors, sizes, plain arguments."""
     if isinstance(value, torch.Tensor):

@@ -20,7 +20,7 @@ from torch import fx
 
 from girih.graph.weight_plan import WeightPlan
 from girih.kernels.target import Target
-from girih.passes.infer import infer_value, value_layout
+from girih.passes.infer import empty_value, infer_value, value_layout
 
 
 @dataclass
@@ -98,7 +98,7 @@ def insert_weight(
     """Insert a weight placeholder of `like`'s dtype and device."""
     with graph.inserting_after(after):
         node = graph.placeholder("w_" + "".join(c if c.isalnum() else "_" for c in name))
-    node.meta["val"] = like.new_empty(shape)
+    node.meta["val"] = empty_value(like, shape)
     node.meta["weight"] = name
     return node
 
