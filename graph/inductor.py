@@ -21,7 +21,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-import girih.kernels.ops  # registers the ops that tiles call  # noqa: F401
+import girih.kernels.tile_ops  # registers the ops that tiles call  # noqa: F401
 from girih.graph.compile_settings import MAX_STEP_TOKENS, inductor_options
 from girih.kernels.errors import BundleError, CompileError
 from girih.kernels.library_sources import LEAN_HEADERS

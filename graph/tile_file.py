@@ -16,7 +16,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-import girih.kernels.ops  # registers the ops named in files  # noqa: F401
+import girih.kernels.tile_ops  # registers the ops named in files  # noqa: F401
 from girih.kernels.errors import BundleError
 
 _PYTHON_OPS = {

@@ -1,6 +1,8 @@
 """Tiles as JSON: what is read back prints, runs and compiles like the original."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -84,3 +86,23 @@ def test_argument_that_no_file_can_hold_is_named():
     graph.output((node,))
     with pytest.raises(BundleError, match="complex"):
         tile_to_json(graph)
+
+
+def test_a_process_that_reads_tiles_needs_nothing_else_for_their_operators(tmp_path):
+    """What compiles tiles and what starts from a bundle import no tracing."""
+    changes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    traced = tiny_traced("qwen3_moe", num_hidden_layers=1, head_dim=16, **changes)
+    tiles = program_of(traced).tiles.values()
+    for number, tile in enumerate(tiles):
+        write_tile(tile.graph, tmp_path / f"{number}.json")
+    assert any("girih.expert_linear" in tile.text for tile in tiles)
+    program = (
+        "import sys, pathlib\n"
+        "from girih.graph.tile_file import read_tile\n"
+        "for path in pathlib.Path(sys.argv[1]).glob('*.json'): read_tile(path, shapes=False)\n"
+        "assert 'girih.graph.trace' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-500:]

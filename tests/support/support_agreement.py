@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from support_architectures import Family, auto_of, tiny_config
@@ -22,7 +24,8 @@ from girih.graph.inductor import TileFn, eager_tile, load_tile
 from girih.graph.model_files import save_model
 from girih.graph.partition import Program, Tile
 from girih.graph.spec import load_spec
-from girih.graph.tile_file import write_tile
+from girih.graph.text import digest
+from girih.graph.tile_file import tile_to_json
 from girih.graph.trace import trace
 from girih.graph.weights import load_weights
 from girih.kernels.errors import GirihError
@@ -64,8 +67,9 @@ def eager_tiles(program: Program, target: Target) -> dict[str, TileFn]:
 class SharedTiles:
     """Every tile compiled for this machine, once for all families that have it.
 
-    Packages are kept by what makes them: the tile's key, Inductor's options, and the files that
-    drive it. The compile processes are started once.
+    The new tiles of a family are compiled as one package: most of a compiler's time goes into
+    reading headers, which all of them need. Packages are kept by what makes them: the tiles' keys,
+    Inductor's options, and the files that drive it. The compile process is started once.
 
     Args:
         directory: where packages are kept, from one run to the next.
@@ -79,6 +83,9 @@ class SharedTiles:
         self.directory = directory / mark
         self.directory.mkdir(parents=True, exist_ok=True)
         self._pool: CompilePool | None = None
+        self._packages: dict[str, Path] = {}
+        for path in self.directory.glob("*.keys"):
+            self._packages.update(dict.fromkeys(path.read_text().split(), path))
         self.compiled = 0
         library = self.directory / f"kernels-{source_digest()[:16]}.so"
         if not library.exists():
@@ -86,37 +93,111 @@ class SharedTiles:
         load_library(library)
 
     def __call__(self, program: Program, target: Target) -> dict[str, TileFn]:
-        missing = {k: t for k, t in program.tiles.items() if not self._package(k).exists()}
+        missing = {k: t for k, t in program.tiles.items() if k not in self._packages}
         if missing:
             self._compile(missing)
-        return {key: load_tile(self._package(key)) for key in program.tiles}
+        joints = {path: JointTiles(path) for path in {self._packages[k] for k in program.tiles}}
+        return {key: joints[self._packages[key]].tile(key) for key in program.tiles}
 
     def close(self) -> None:
-        """End the compile processes."""
+        """End the compile process."""
         if self._pool is not None:
             self._pool.__exit__(None, None, None)
             self._pool = None
 
-    def _package(self, key: str) -> Path:
-        return self.directory / f"{key}.pt2"
-
     def _compile(self, tiles: dict[str, Tile]) -> None:
         if self._pool is None:
-            self._pool = CompilePool(2).__enter__()
+            self._pool = CompilePool(1).__enter__()
+        joint = joined([tile_to_json(tile.graph) for tile in tiles.values()])
+        name = digest(" ".join(tiles))
         with tempfile.TemporaryDirectory(dir=self.directory) as scratch:
-            jobs = []
-            for key, tile in tiles.items():
-                write_tile(tile.graph, Path(scratch) / f"{key}.json")
-                jobs.append((Path(scratch) / f"{key}.json", Path(scratch) / f"{key}.pt2"))
+            source, package = Path(scratch) / f"{name}.json", Path(scratch) / f"{name}.pt2"
+            source.write_text(json.dumps(joint))
             try:
-                self._pool.compile(jobs, self._target, self._keep)
+                self._pool.compile([(source, package)], self._target, lambda *_: None)
             except BaseException:
                 self.close()  # a pool ends with its first failure
                 raise
+            package.rename(self.directory / package.name)
+            source.rename(self.directory / source.name)
+        keys = self.directory / f"{name}.keys"
+        keys.write_text(" ".join(tiles))
+        self._packages.update(dict.fromkeys(tiles, keys))
+        self.compiled += len(tiles)
 
-    def _keep(self, package: Path, seconds: float) -> None:
-        package.rename(self._package(package.stem))
-        self.compiled += 1
+
+def joined(tiles: list[dict[str, Any]]) -> dict[str, Any]:
+    """One graph, as JSON, that computes several tiles beside each other.
+
+    `sizes` holds each tile's numbers of inputs and outputs. Sizes of one name are one size.
+    """
+    num_inputs = sum(len(tile["inputs"]) for tile in tiles)
+    calls: list[dict[str, Any]] = []
+    inputs: list[dict[str, Any]] = []
+    outputs: list[int] = []
+    for tile in tiles:
+        own = len(tile["inputs"])
+        first, first_call = len(inputs), num_inputs + len(calls)
+        numbers = [first + n for n in range(own)]
+        numbers += [first_call + n for n in range(len(tile["calls"]))]
+        inputs += tile["inputs"]
+        calls += [_renumbered(call, numbers) for call in tile["calls"]]
+        outputs += [numbers[n] for n in tile["outputs"]]
+    sizes = [(len(tile["inputs"]), len(tile["outputs"])) for tile in tiles]
+    return {"inputs": inputs, "calls": calls, "outputs": outputs, "sizes": sizes}
+
+
+def _renumbered(value: Any, numbers: list[int]) -> Any:
+    if isinstance(value, list):
+        return [_renumbered(v, numbers) for v in value]
+    if isinstance(value, dict):
+        return {k: numbers[v] if k == "%" else _renumbered(v, numbers) for k, v in value.items()}
+    return value
+
+
+class JointTiles:
+    """Tiles that were compiled as one package; the inputs of those not called are zeros.
+
+    Args:
+        keys: file of the tiles' keys, beside the package and its graph.
+    """
+
+    def __init__(self, keys: Path) -> None:
+        joint = json.loads(keys.with_suffix(".json").read_text())
+        self._rows: list[dict[str, Any]] = joint["inputs"]
+        self._run = load_tile(keys.with_suffix(".pt2"))
+        self._spans: dict[str, tuple[slice, slice]] = {}
+        start = end = 0
+        for key, (takes, gives) in zip(keys.read_text().split(), joint["sizes"], strict=True):
+            self._spans[key] = slice(start, start + takes), slice(end, end + gives)
+            start, end = start + takes, end + gives
+        self._zeros: dict[tuple[tuple[str, int], ...], list[torch.Tensor]] = {}
+
+    def tile(self, key: str) -> TileFn:
+        """One of them."""
+        takes, gives = self._spans[key]
+
+        def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            everything = list(self._idle(takes, inputs))
+            everything[takes] = inputs
+            return self._run(everything)[gives]
+
+        return run
+
+    def _idle(self, takes: slice, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        sizes: dict[str, int] = {}
+        for row, value in zip(self._rows[takes], inputs, strict=True):
+            named = zip(row["shape"], value.shape, strict=True)
+            sizes.update({name: size for name, size in named if isinstance(name, str)})
+        key = tuple(sorted(sizes.items()))
+        if key not in self._zeros:
+            shapes = [
+                [sizes.get(s, 2) if isinstance(s, str) else s for s in r["shape"]]
+                for r in self._rows
+            ]
+            kinds = [getattr(torch, row["dtype"]) for row in self._rows]
+            self._zeros[key] = [torch.zeros(s, dtype=k) for s, k in zip(shapes, kinds, strict=True)]
+        return self._zeros[key]
 
 
 def check_family(family: Family, directory: Path, make_tiles: MakeTiles = eager_tiles) -> Row:
