@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,10 @@ def resolve_source(source: str, progress: Progress = no_progress) -> ModelFiles:
         SourceError: nothing usable is there; the message says what was looked at.
         WeightError: the weights are there but damaged or incomplete.
     """
+    if isinstance(source, os.PathLike):
+        source = os.fspath(source)
+    if not isinstance(source, str):
+        raise SourceError(f"the model's source is {source!r}; it must be text: {_allowed()}")
     if source in builtin_names():
         return _resolve_builtin(source, progress)
     path = Path(source).expanduser()
@@ -92,10 +97,15 @@ def _resolve_builtin(name: str, progress: Progress) -> ModelFiles:
 def _unknown_message(source: str) -> str:
     near = difflib.get_close_matches(source.lower(), builtin_names(), n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""
+    if "/" in source:
+        hint += f"nothing is at {Path(source).absolute()}; "
+    return f"unknown model {source!r}: {hint}it must be {_allowed()}"
+
+
+def _allowed() -> str:
     return (
-        f"unknown model {source!r}: {hint}it must be a built-in name "
-        f"({', '.join(builtin_names())}), a directory with config.json, a .gguf file, or a hub id "
-        "such as org/name"
+        f"a built-in name ({', '.join(builtin_names())}), a directory with config.json, a .gguf "
+        "file, or a hub id such as org/name"
     )
 
 

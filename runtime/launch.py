@@ -127,6 +127,11 @@ def compile(config: EngineConfig, progress: Progress = no_progress) -> str:
     Raises:
         As `build_engine`, and ConfigError at O0, which compiles nothing.
     """
+    if not isinstance(config, EngineConfig):
+        raise ConfigError(
+            f"compile was given {config!r}; it takes an EngineConfig. By a model's name: "
+            "`girih compile model=smollm2`"
+        )
     if not config.opt.compile:
         raise ConfigError(f"opt={config.opt.level} compiles nothing; use opt=O2")
     start = start_of(config, progress)

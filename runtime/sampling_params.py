@@ -13,22 +13,29 @@ from typing import Any
 import msgspec
 
 from girih.kernels.errors import RequestError
+from girih.runtime.named_fields import NamedFields
 from girih.runtime.structured.output import StructuredOutput
 
 MAX_SEED = 2**64 - 1
 MIN_SEED = -(2**63)
 MAX_LOGIT_BIAS = 100.0
-_BIAS_ALLOWED = f"a map to values in [-{MAX_LOGIT_BIAS:g}, {MAX_LOGIT_BIAS:g}]"
+_LISTS = {
+    "stop": "a string, or a list of strings",
+    "stop_token_ids": "a list of token ids",
+    "allowed_token_ids": "a list of token ids, or null",
+    "bad_words": "a list of lists of token ids",
+}
+_FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
 
 
-def _check_number(name: str, value: Any, low: float, high: float, allowed: str) -> None:
+def check_number(name: str, value: Any, low: float, high: float, allowed: str) -> None:
     """Raise `RequestError` unless `value` is a finite number with `low` <= value <= `high`."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not low <= value <= high:
         raise RequestError(f"{name} is {value!r}; it must be {allowed}", param=name)
 
 
-def _check_integer(name: str, value: Any, low: int, high: int | None, allowed: str) -> None:
+def check_integer(name: str, value: Any, low: int, high: int | None, allowed: str) -> None:
     """Raise `RequestError` unless `value` is an integer with `low` <= value (<= `high`)."""
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     if not is_integer or value < low or (high is not None and value > high):
@@ -37,7 +44,16 @@ def _check_integer(name: str, value: Any, low: int, high: int | None, allowed: s
 
 def _check_token_ids(name: str, token_ids: Iterable[Any]) -> None:
     for token_id in token_ids:
-        _check_integer(name, token_id, 0, None, "token ids, each an integer >= 0")
+        if type(token_id) is not int or token_id < 0:
+            raise RequestError(
+                f"{name} has the entry {token_id!r}; token ids are integers >= 0", param=name
+            )
+
+
+def check_kind(name: str, value: Any, kind: Any, allowed: str) -> None:
+    """Raise `RequestError` unless `value` is an instance of `kind`."""
+    if not isinstance(value, kind):
+        raise RequestError(f"{name} is {value!r}; it must be {allowed}", param=name)
 
 
 def plain_extra_args(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +79,7 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, str | float)
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=NamedFields):
     """Sampling and stop rules of one request.
 
     Lists given for tuple fields are turned into tuples; a single string for `stop` is one entry.
@@ -125,8 +141,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         self._check_numbers()
         self._check_lengths()
         self._check_lists()
+        self._check_bias()
         self._check_structured()
+        for name in _FLAGS:
+            check_kind(name, getattr(self, name), bool, "true or false")
         if self.extra_args is not None:
+            check_kind("extra_args", self.extra_args, dict, "a map from names to values, or null")
             plain_extra_args(self.extra_args)
 
     @property
@@ -154,38 +174,39 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         set_field = msgspec.structs.force_setattr
         if isinstance(self.stop, str):
             set_field(self, "stop", (self.stop,))
-        for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
+        for name, allowed in _LISTS.items():
             value = getattr(self, name)
-            if isinstance(value, list | set):
+            if value is not None:
+                check_kind(name, value, list | set | tuple, allowed)
                 set_field(self, name, tuple(value))
-            elif value is None and name != "allowed_token_ids":
+            elif name != "allowed_token_ids":
                 set_field(self, name, ())
         if any(isinstance(word, list) for word in self.bad_words):
             set_field(self, "bad_words", tuple(tuple(word) for word in self.bad_words))
 
     def _check_numbers(self) -> None:
-        _check_number("temperature", self.temperature, 0, math.inf, "0 (greedy) or larger")
-        _check_number("top_p", self.top_p, 0, 1, "in (0, 1]")
+        check_number("temperature", self.temperature, 0, math.inf, "0 (greedy) or larger")
+        check_number("top_p", self.top_p, 0, 1, "in (0, 1]")
         if self.top_p == 0:
             raise RequestError(f"top_p is {self.top_p!r}; it must be in (0, 1]", param="top_p")
-        _check_number("min_p", self.min_p, 0, 1, "in [0, 1]")
+        check_number("min_p", self.min_p, 0, 1, "in [0, 1]")
         for name in ("presence_penalty", "frequency_penalty"):
-            _check_number(name, getattr(self, name), -2, 2, "in [-2, 2]")
-        _check_number("repetition_penalty", self.repetition_penalty, 0, math.inf, "above 0")
+            check_number(name, getattr(self, name), -2, 2, "in [-2, 2]")
+        check_number("repetition_penalty", self.repetition_penalty, 0, math.inf, "above 0")
         if self.repetition_penalty == 0:
             raise RequestError(
                 f"repetition_penalty is {self.repetition_penalty!r}; it must be above 0",
                 param="repetition_penalty",
             )
-        _check_integer("top_k", self.top_k, -1, None, "0 or -1 (off), or a positive integer")
+        check_integer("top_k", self.top_k, -1, None, "0 or -1 (off), or a positive integer")
         if self.seed is not None:
-            _check_integer("seed", self.seed, MIN_SEED, MAX_SEED, "a 64-bit integer or null")
+            check_integer("seed", self.seed, MIN_SEED, MAX_SEED, "a 64-bit integer or null")
 
     def _check_lengths(self) -> None:
-        _check_integer("n", self.n, 1, None, "an integer >= 1")
-        _check_integer("min_tokens", self.min_tokens, 0, None, "an integer >= 0")
+        check_integer("n", self.n, 1, None, "an integer >= 1")
+        check_integer("min_tokens", self.min_tokens, 0, None, "an integer >= 0")
         if self.max_tokens is not None:
-            _check_integer("max_tokens", self.max_tokens, 1, None, "an integer >= 1 or null")
+            check_integer("max_tokens", self.max_tokens, 1, None, "an integer >= 1 or null")
             if self.min_tokens > self.max_tokens:
                 raise RequestError(
                     f"min_tokens is {self.min_tokens}; it must not exceed max_tokens "
@@ -195,10 +216,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
-                _check_integer(name, value, -1, None, "-1 (whole vocabulary), 0 or more, or null")
+                check_integer(name, value, -1, None, "-1 (whole vocabulary), 0 or more, or null")
 
     def _check_structured(self) -> None:
-        if self.structured is not None and self.ignore_eos:
+        if self.structured is None:
+            return
+        made_by = "a StructuredOutput, e.g. StructuredOutput.json_schema(...)"
+        check_kind("structured", self.structured, StructuredOutput, made_by)
+        if self.ignore_eos:
             raise RequestError(
                 "ignore_eos is true, but structured output ends where its form is complete; leave "
                 "one of them out",
@@ -228,12 +253,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                     param="bad_words",
                 )
             _check_token_ids("bad_words", word)
-        for token_id, bias in (self.logit_bias or {}).items():
-            _check_integer("logit_bias", token_id, 0, None, "a map from token ids (>= 0)")
-            _check_number(
-                "logit_bias",
-                bias,
-                -MAX_LOGIT_BIAS,
-                MAX_LOGIT_BIAS,
-                "a map to values in [-100, 100]",
-            )
+
+    def _check_bias(self) -> None:
+        if self.logit_bias is None:
+            return
+        check_kind("logit_bias", self.logit_bias, dict, "a map from token ids to values, or null")
+        _check_token_ids("logit_bias", self.logit_bias)
+        allowed = f"a map to values in [-{MAX_LOGIT_BIAS:g}, {MAX_LOGIT_BIAS:g}]"
+        for bias in self.logit_bias.values():
+            check_number("logit_bias", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS, allowed)

@@ -121,6 +121,7 @@ def start_of(config: EngineConfig, progress: Progress = no_progress) -> Start:
 def target_of(config: EngineConfig) -> Target:
     """The configured target; its thread count is set for this thread."""
     wanted = config.target
+    target = resolve_target(wanted.device, wanted.isa, wanted.threads, wanted.arch)
     if wanted.threads:
         torch.set_num_threads(wanted.threads)
-    return resolve_target(wanted.device, wanted.isa, wanted.threads, wanted.arch)
+    return target

@@ -10,14 +10,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from girih.kernels.errors import RequestError
+import msgspec
+
+from girih.runtime.named_fields import NamedFields
 from girih.runtime.request import TokenLogprobs
-from girih.runtime.sampling_params import SamplingParams
+from girih.runtime.sampling_params import (
+    SamplingParams,
+    check_integer,
+    check_kind,
+    check_number,
+)
 from girih.serve.outputs import RequestOutput
 
 
-@dataclass(frozen=True)
-class BeamSearchParams:
+class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=NamedFields):
     """How to search.
 
     Attributes:
@@ -33,11 +39,10 @@ class BeamSearchParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("beam_width", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise RequestError(
-                    f"{name} is {getattr(self, name)}; it must be at least 1", param=name
-                )
+        check_integer("beam_width", self.beam_width, 1, None, "an integer >= 1")
+        check_integer("max_tokens", self.max_tokens, 1, None, "an integer >= 1")
+        check_number("length_penalty", self.length_penalty, -math.inf, math.inf, "a number")
+        check_kind("ignore_eos", self.ignore_eos, bool, "true or false")
 
 
 @dataclass

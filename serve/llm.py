@@ -29,7 +29,7 @@ from girih.serve.outputs import (
     RequestOutput,
     ScoreOutput,
 )
-from girih.serve.prompts import Prompt, as_prompt_list, read_prompt
+from girih.serve.prompts import Prompt, as_prompt_list, check_form, read_prompt, shortened
 from girih.serve.sampling_defaults import SamplingDefaults, read_generation_config
 from girih.serve.texts import (
     TextOptions,
@@ -133,10 +133,9 @@ class LLM:
         **template_options: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several; messages are {"role", "content"} dicts."""
-        many = messages if messages and isinstance(messages[0], list) else [messages]
         prompts: list[Prompt] = [
-            {"prompt_token_ids": self.render_chat(conversation, **template_options)}  # type: ignore[arg-type]
-            for conversation in many
+            {"prompt_token_ids": self.render_chat(conversation, **template_options)}
+            for conversation in _conversations(messages)
         ]
         return self.generate(prompts, params, use_progress)
 
@@ -147,6 +146,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
         """Yield the deltas of one completion as they come."""
+        check_form(prompt, "prompt")
         chosen = _params_per_prompt(params, 1, self.defaults)[0]
         yield from self._batch([prompt], [msgspec.structs.replace(chosen, n=1)]).run_deltas()
 
@@ -161,7 +161,13 @@ class LLM:
         Raises:
             RequestError: a prompt cannot be served, or leaves no room for `max_tokens`.
         """
-        params = params or BeamSearchParams()
+        params = BeamSearchParams() if params is None else params
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(
+                f"params is {shortened(params)}; it must be a BeamSearchParams, e.g. "
+                "BeamSearchParams(beam_width=4)",
+                param="params",
+            )
         vocab_size, limit = self.handle.vocab_size, self.handle.max_model_len
         ids = [read_prompt(p, self.tokenizer, vocab_size)[1] for p in as_prompt_list(prompts)]
         longest = max(map(len, ids), default=0)
@@ -257,6 +263,8 @@ class LLM:
         require_task(facts, ("embed", "classify"))
         params = PoolingParams(use_activation=use_activation)
         options = TextOptions(truncate_prompt_tokens, params=params)
+        _check_texts("first", first)
+        _check_texts("second", second)
         pairs = match_pairs(first, second, ("first", "second"))
         plan = plan_scores(pairs, self.tokenizer, facts, options)
         outputs = run_texts(self.handle.core, plan.texts, self._names(len(plan.texts)))
@@ -275,7 +283,7 @@ class LLM:
         options, facts = TextOptions(truncate, params=params), self.handle.facts
         read = [
             read_text(_plain(text), self.tokenizer, facts, options)
-            for text in as_prompt_list(texts)
+            for text in as_prompt_list(texts, "texts")
         ]
         for text, output in zip(
             read, run_texts(self.handle.core, read, self._names(len(read))), strict=True
@@ -346,6 +354,33 @@ def _plain(prompt: Prompt) -> str | list[int]:
     return found
 
 
+def _check_texts(name: str, texts: Any) -> None:
+    items = [texts] if isinstance(texts, str) else texts
+    if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
+        raise RequestError(
+            f"{name} is {shortened(texts)}; it must be text, or a list of texts", param=name
+        )
+
+
+def _conversations(messages: Any) -> list[list[dict[str, Any]]]:
+    """One conversation, or several, as several.
+
+    Raises:
+        RequestError: something else; says what a conversation is.
+    """
+    is_list = isinstance(messages, list | tuple) and len(messages) > 0
+    many = messages if is_list and isinstance(messages[0], list | tuple) else [messages]
+    for conversation in many:
+        is_list = isinstance(conversation, list | tuple) and len(conversation) > 0
+        if not is_list or not all(isinstance(message, dict) for message in conversation):
+            raise RequestError(
+                f"messages is {shortened(messages)}; it must be a list of messages such as "
+                "{'role': 'user', 'content': 'Hello'}, at least one, or a list of such lists",
+                param="messages",
+            )
+    return list(many)
+
+
 def _start_engine(config: EngineConfig, progress: Progress) -> EngineHandle:
     if config.runtime.process == "process":
         import functools
@@ -370,6 +405,13 @@ def _params_per_prompt(
         params = defaults.build({}, max_tokens=16)
     if isinstance(params, SamplingParams):
         return [params] * count
+    is_list = isinstance(params, list | tuple)
+    if not is_list or not all(isinstance(one, SamplingParams) for one in params):
+        raise RequestError(
+            f"params is {shortened(params)}; it must be a SamplingParams, e.g. "
+            "SamplingParams(temperature=0), or a list with one per prompt",
+            param="params",
+        )
     if len(params) != count:
         raise RequestError(
             f"{len(params)} sampling parameters were given for {count} prompts; give one, or one "

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import os
+import types
 import typing
 from typing import Any
+
+import msgspec
 
 from girih.kernels.errors import ConfigError
 from girih.passes.options import OptConfig
 from girih.runtime.config import EngineConfig
+from girih.runtime.named_fields import unknown_name
+
+_WORDS = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
+_MANY = {int: "integers", str: "texts"}
 
 
 def engine_config(model: str, options: dict[str, Any]) -> EngineConfig:
@@ -19,16 +26,17 @@ def engine_config(model: str, options: dict[str, Any]) -> EngineConfig:
         ConfigError: unknown option (with the nearest one), or a value it may not have.
     """
     opt = options.get("opt", "O2")
-    sections: dict[str, dict[str, Any]] = {"model": {"source": model}}
+    sections: dict[str, dict[str, Any]] = {"model": {"source": _source(model)}}
     where = option_names()
+    hints = typing.get_type_hints(EngineConfig)
     for name, value in options.items():
         if name == "opt":
             continue
         if name not in where:
-            raise ConfigError(_unknown_option(name, [*where, "opt"]))
+            raise ConfigError(unknown_name("LLM", "option", name, sorted([*where, "opt"])))
         section, field = where[name]
-        sections.setdefault(section, {})[field] = value
-    hints = typing.get_type_hints(EngineConfig)
+        hint = typing.get_type_hints(hints[section])[field]
+        sections.setdefault(section, {})[field] = _typed(f"{section}.{field}", value, hint)
     records: dict[str, Any] = {
         name: record(**sections.get(name, {})) for name, record in hints.items() if name != "opt"
     }
@@ -53,7 +61,34 @@ def _level(name: str) -> OptConfig:
     return load_opt_level(name)
 
 
-def _unknown_option(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return f"LLM has no option '{name}'; {hint}Options: {', '.join(sorted(known))}"
+def _source(model: Any) -> str:
+    source = os.fspath(model) if isinstance(model, os.PathLike) else model
+    if not isinstance(source, str):
+        raise ConfigError(
+            f"model is {model!r}; it must be text: a built-in name such as smollm2, a directory, a "
+            ".gguf file, or a hub id"
+        )
+    return source
+
+
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    """A value as its field keeps it: paths as text, lists as tuples.
+
+    Raises:
+        ConfigError: it is of another type.
+    """
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        raise ConfigError(f"{name} is {value!r}; it must be {_in_words(kind)}") from None
+
+
+def _in_words(kind: Any) -> str:
+    """A field's type for people, e.g. "an integer, text or None"."""
+    if not isinstance(kind, types.UnionType):
+        entries = typing.get_args(kind)
+        return f"a list of {_MANY[entries[0]]}" if entries else _WORDS[kind]
+    words = ["None" if k is types.NoneType else _in_words(k) for k in typing.get_args(kind)]
+    return f"{', '.join(words[:-1])} or {words[-1]}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -12,16 +12,45 @@ from girih.runtime.sampling_params import SamplingParams
 from girih.serve.tokenizer import Tokenizer
 
 Prompt = str | list[int] | dict[str, Any]
+FORMS = "text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}"
 
 
-def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return a list of prompts; a list of ids is one prompt."""
+def as_prompt_list(prompts: Prompt | Sequence[Prompt], name: str = "prompts") -> list[Prompt]:
+    """Return a list of prompts; a list of ids is one prompt.
+
+    Args:
+        prompts: what a caller gave.
+        name: of the argument, for errors.
+
+    Raises:
+        RequestError: it, or an entry of it, has no form of a prompt.
+    """
     if isinstance(prompts, str | dict):
         return [prompts]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        raise RequestError(
+            f"{name} is {shortened(prompts)}; it must be {FORMS}, or a list of these",
+            param="prompt",
+        )
     items = list(prompts)
     if items and all(isinstance(item, int) for item in items):
         return [items]  # type: ignore[list-item]
+    for place, item in enumerate(items):
+        check_form(item, f"{name}[{place}]")
     return items  # type: ignore[return-value]
+
+
+def check_form(prompt: Any, name: str) -> None:
+    """Raise `RequestError` unless a value has one of the forms of a prompt."""
+    is_sequence = isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
+    if not is_sequence and not isinstance(prompt, dict):
+        raise RequestError(f"{name} is {shortened(prompt)}; it must be {FORMS}", param="prompt")
+
+
+def shortened(value: Any) -> str:
+    """A value as an error shows it: its `repr`, of at most 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 def read_prompt(
@@ -33,8 +62,14 @@ def read_prompt(
         RequestError: an empty prompt, an unknown form, or an id outside the vocabulary.
     """
     if isinstance(prompt, dict):
-        if "prompt_token_ids" in prompt:
-            prompt = list(prompt["prompt_token_ids"])
+        ids = prompt.get("prompt_token_ids")
+        if isinstance(ids, Sequence) and not isinstance(ids, str | bytes):
+            prompt = list(ids)
+        elif ids is not None:
+            raise RequestError(
+                f"prompt_token_ids is {shortened(ids)}; it must be a list of token ids",
+                param="prompt",
+            )
         elif isinstance(prompt.get("prompt"), str):
             prompt = str(prompt["prompt"])
         else:

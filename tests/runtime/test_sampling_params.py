@@ -46,6 +46,20 @@ BAD = [
     ("allowed_token_ids", (-5,)),
     ("bad_words", ((),)),
     ("bad_words", ((1, -1),)),
+    ("stop", 5),
+    ("stop", {}),
+    ("stop_token_ids", 5),
+    ("stop_token_ids", "ab"),
+    ("allowed_token_ids", 3),
+    ("bad_words", 5),
+    ("bad_words", "ab"),
+    ("logit_bias", [1]),
+    ("logit_bias", {"5": 1}),
+    ("ignore_eos", "no"),
+    ("skip_special_tokens", None),
+    ("include_stop_str_in_output", 1),
+    ("extra_args", [1]),
+    ("structured", {"json": {}}),
 ]
 
 
@@ -55,6 +69,36 @@ def test_bad_value_names_field_and_value(name, value):
         SamplingParams(**{name: value})
     assert caught.value.param == name
     assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"temprature": 1}, "no field 'temprature'; did you mean 'temperature'? Fields: allowed_"),
+        ({"max_token": 5}, "did you mean 'max_tokens'?"),
+        ({"zzz": 5}, "SamplingParams has no field 'zzz'; Fields: "),
+        ({"stop": 5}, "stop is 5; it must be a string, or a list of strings"),
+        ({"max_tokens": -1}, "max_tokens is -1; it must be an integer >= 1 or null"),
+        (
+            {"stop_token_ids": ["a"]},
+            "stop_token_ids has the entry 'a'; token ids are integers",
+        ),
+        (
+            {"structured": "json"},
+            "it must be a StructuredOutput, e.g. StructuredOutput.json_",
+        ),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_told_with_what_is_allowed(fields, words):
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**fields)
+    assert words in str(caught.value)
+
+
+def test_values_have_names():
+    with pytest.raises(RequestError, match=r"was given 0\.5 without a name"):
+        SamplingParams(0.5)
 
 
 GOOD = [

@@ -64,5 +64,11 @@ def test_finds_what_an_exhaustive_beam_search_finds(width, penalty):
 def test_what_cannot_be_searched_is_refused():
     with pytest.raises(RequestError, match="beam_width is 0"):
         BeamSearchParams(beam_width=0)
+    with pytest.raises(RequestError, match="no field 'width'; did you mean 'beam_width'"):
+        BeamSearchParams(width=3)
+    with pytest.raises(RequestError, match="max_tokens is None; it must be an integer"):
+        BeamSearchParams(max_tokens=None)
+    with pytest.raises(RequestError, match="params is 5; it must be a BeamSearchParams"):
+        make_llm().beam_search([[1]], 5)
     with pytest.raises(RequestError, match="max_model_len allows 128"):
         make_llm().beam_search([[1] * 100], BeamSearchParams(max_tokens=64))

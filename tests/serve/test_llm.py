@@ -3,8 +3,10 @@ import support_tokenizer
 from support_core import make_core  # noqa: F401 (loads the fake before the engine)
 from support_serving import fake_handle
 
-from girih.kernels.errors import ConfigError, EngineError, RequestError
+from girih.kernels.errors import ConfigError, EngineError, RequestError, SourceError
+from girih.runtime.launch import compile as compile_model
 from girih.runtime.sampling_params import SamplingParams
+from girih.runtime.start import target_of
 from girih.serve.config import SamplingConfig
 from girih.serve.llm import LLM
 from girih.serve.options import engine_config, option_names
@@ -101,11 +103,45 @@ def test_progress_bar_goes_to_stderr(llm, capsys):
         ([[1]] * 2, [GREEDY] * 3, "3 sampling parameters"),
         ([[1] * 256], GREEDY, "256 tokens"),
         ("a", SamplingParams(logit_bias={99999: 1.0}), "vocabulary"),
+        (5, GREEDY, "prompts is 5; it must be text, a list of token ids, "),
+        (None, GREEDY, "prompts is None; it must be text"),
+        (b"abc", GREEDY, "prompts is b'abc'; it must be text"),
+        (["a", 5], GREEDY, r"prompts\[1\] is 5; it must be text"),
+        ([1.5], GREEDY, r"prompts\[0\] is 1.5; it must be text"),
+        ({"prompt_token_ids": 5}, GREEDY, "prompt_token_ids is 5; it must be a list of token ids"),
+        ("a", {"temperature": 0}, "params is {'temperature': 0}; it must be a SamplingParams"),
+        ("a", [5], r"params is \[5\]; it must be a SamplingParams"),
     ],
 )
 def test_bad_requests(llm, prompts, params, words):
     with pytest.raises(RequestError, match=words):
         llm.generate(prompts, params)
+
+
+def test_prompts_may_come_from_an_iterator(llm):
+    assert len(llm.generate((text for text in ("one", "two")), GREEDY)) == 2
+
+
+def test_one_prompt_is_streamed(llm):
+    with pytest.raises(RequestError, match="prompt is 5; it must be text"):
+        list(llm.stream(5, GREEDY))
+
+
+@pytest.mark.parametrize(
+    "messages",
+    ["hi", None, [], ["hi"], [[]], [["hi"]], {"role": "user", "content": "hi"}],
+    ids=repr,
+)
+def test_what_is_no_conversation(llm, messages):
+    with pytest.raises(
+        RequestError, match=r"messages is .*; it must be a list of messages such as"
+    ):
+        llm.chat(messages, GREEDY)
+
+
+def test_a_long_value_is_told_in_short(llm):
+    with pytest.raises(RequestError, match=r"params is b'x{77}…; it must be"):
+        llm.generate("a", b"x" * 5000)
 
 
 def test_a_failed_step_is_an_engine_error_and_leaves_nothing():
@@ -143,11 +179,49 @@ def test_option_names_are_unambiguous():
         ({"opt": "O9"}, "O0"),
         ({"dtype": "float99"}, "float32"),
         ({"block_size": 7}, "multiple of 16"),
+        ({"block_size": "a"}, "cache.block_size is 'a'; it must be an integer"),
+        ({"max_num_seqs": True}, "scheduler.max_num_seqs is True; it must be an integer"),
+        ({"enable_prefix_caching": 1}, "enable_prefix_caching is 1; it must be true or false"),
+        ({"memory_fraction": "half"}, "cache.memory_fraction is 'half'; it must be a number"),
+        ({"bundle": 5}, "compile.bundle is 5; it must be text or None"),
+        ({"max_model_len": 1.5}, "max_model_len is 1.5; it must be an integer, text or None"),
+        ({"replay_tokens": 4}, "runtime.replay_tokens is 4; it must be a list of integers"),
     ],
 )
 def test_bad_options(options, words):
     with pytest.raises(ConfigError, match=words):
         engine_config("DIR", options)
+
+
+def test_options_may_be_paths_and_lists(tmp_path):
+    config = engine_config(tmp_path, {"bundle": tmp_path / "b", "replay_tokens": [8, 16]})
+    assert config.model.source == str(tmp_path)
+    assert config.compile.bundle == str(tmp_path / "b")
+    assert config.runtime.replay_tokens == (8, 16)
+
+
+@pytest.mark.parametrize("model", [None, 5, ["smollm2"]])
+def test_a_model_is_named_by_text(model):
+    with pytest.raises(ConfigError, match=r"model is .*; it must be text: a built-in name such as"):
+        LLM(model)
+
+
+def test_a_model_that_is_nowhere():
+    with pytest.raises(SourceError, match=r"unknown model 'no/such/dir': nothing is at .*/no/such"):
+        LLM("no/such/dir")
+
+
+def test_threads_are_refused_before_they_are_set():
+    with pytest.raises(ConfigError, match=r"target.threads is -1; it must be 0"):
+        target_of(engine_config("DIR", {"threads": -1}))
+
+
+@pytest.mark.parametrize("config", [None, "smollm2"])
+def test_compile_takes_a_configuration(config):
+    with pytest.raises(
+        ConfigError, match=r"it takes an EngineConfig. By a model's name: `girih co"
+    ):
+        compile_model(config)
 
 
 def test_a_server_default_of_zero_counts() -> None:
