@@ -42,17 +42,23 @@ def packed_shape(n: int, k: int, dtype: torch.dtype, isa: str) -> tuple[int, int
 
 
 def pack_rows(packed: torch.Tensor, rows: torch.Tensor, row_start: int) -> None:
-    """Write `rows` [n, K] to the rows [row_start, row_start + n) of `packed` (any device)."""
-    n, k = rows.shape
-    index = torch.arange(row_start, row_start + n, device=packed.device)
-    if packed.dtype == torch.bfloat16:
-        width = packed.shape[2] // 2
-        pairs = torch.nn.functional.pad(rows, (0, k % 2)).view(n, -1, 2)
-        view = packed.view(packed.shape[0], packed.shape[1], width, 2)
-        view[index // width, :, index % width] = pairs
-    else:
-        width = packed.shape[2]
-        packed[index // width, :, index % width] = rows
+    """Write `rows` [n, K] to the rows [row_start, row_start + n) of `packed` (any device).
+
+    Whole panels are transposed at once; only the rows around them are scattered.
+    """
+    if packed.dtype == torch.bfloat16:  # from here on a pair is one element
+        even = rows.new_zeros(rows.shape[0], 2 * packed.shape[1])
+        even[:, : rows.shape[1]] = rows
+        packed, rows = packed.view(torch.int32), even.view(torch.int32)
+    n, width = rows.shape[0], packed.shape[2]
+    head = min(n, -row_start % width)
+    tail = (n - head) % width
+    first, count = (row_start + head) // width, (n - head - tail) // width
+    whole = rows[head : n - tail].unflatten(0, (count, width))
+    packed[first : first + count] = whole.transpose(1, 2)
+    for part in (range(head), range(n - tail, n)):
+        index = torch.arange(part.start, part.stop, device=packed.device) + row_start
+        packed[index // width, :, index % width] = rows[part.start : part.stop]
 
 
 def unpack_linear(packed: torch.Tensor, n: int, k: int, isa: str | None = None) -> torch.Tensor:
@@ -72,8 +78,6 @@ def unpack_linear(packed: torch.Tensor, n: int, k: int, isa: str | None = None) 
             f"packed weight has shape {tuple(packed.shape)}; a [{n}, {k}] weight packed for "
             f"{isa} has {packed_shape(n, k, packed.dtype, isa)}"
         )
-    panels, depth, columns = packed.shape
-    if packed.dtype == torch.bfloat16:
-        pairs = packed.view(panels, depth, columns // 2, 2).permute(0, 2, 1, 3)
-        return pairs.reshape(panels * (columns // 2), 2 * depth)[:n, :k]
-    return packed.permute(0, 2, 1).reshape(panels * columns, depth)[:n, :k]
+    elements = packed.view(torch.int32) if packed.dtype == torch.bfloat16 else packed
+    rows = elements.transpose(1, 2).clone(memory_format=torch.contiguous_format).flatten(0, 1)
+    return rows.view(packed.dtype)[:n, :k]

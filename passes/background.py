@@ -3,8 +3,9 @@
     thread        trace ─ lower ─ partition ─┬─ tile ─ tile ─ … ─ seal
     engine                                   └─ eager pieces ─ step ─ step ─ (parts taken in) ─ step
 
-The build runs in a thread of its own, which mostly waits for compilers. What it finishes is put in
-a queue; the engine takes it in between two steps, so that no step mixes old and new code paths.
+The build runs in a thread of its own, which mostly waits for compilers. They start after the split:
+the engine waits for that, and beside compilers it takes twice as long. What is finished is put in a
+queue; the engine takes it in between two steps, so that no step mixes old and new code paths.
 """
 
 from __future__ import annotations
@@ -44,7 +45,13 @@ class Part:
 
 
 class BuildObserver:
-    """Told how a build gets on. The default does nothing."""
+    """Told how a build gets on. The default does nothing.
+
+    Attributes:
+        waits_for_split: somebody does, so no compiler is to run before `split` returned.
+    """
+
+    waits_for_split = False
 
     def started(self, stop: Callable[[], None]) -> None:
         """The build runs; `stop` ends its compilers, and so the build with an error."""
@@ -68,6 +75,8 @@ class BackgroundBuild(BuildObserver):
         taken: parts the engine runs by now.
         error: why the build failed, or None.
     """
+
+    waits_for_split = True
 
     def __init__(
         self,

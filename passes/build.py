@@ -171,7 +171,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 class _Build:
-    """One build: stages in order, kernel library and compile processes beside them."""
+    """One build: stages in order, kernel library and compile processes beside them or after."""
 
     def __init__(
         self,
@@ -192,11 +192,12 @@ class _Build:
         """Build in a temporary directory beside `path`, then put it in place at once."""
         work = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
         try:
+            front = self._front() if self.observer.waits_for_split else None
             # One process more than cores: a job fills the time in which others wait for disk.
             with CompilePool(self.target.threads + 1) as pool, ThreadPoolExecutor(1) as background:
                 self.observer.started(lambda: _stop(pool))
                 library = background.submit(self._build_library, work / "kernels.so")
-                lowered, program = self._front()
+                lowered, program = front or self._front()
                 self._compile_tiles(pool, program, work)
                 self._finish(library)
             save_file(program.constants, work / "constants.safetensors")

@@ -138,6 +138,12 @@ class CoreSupervisor:
         self._lock = threading.Lock()
         self._process: multiprocessing.process.BaseProcess | None = None
         self._pipe: Connection | None = None
+        self._watcher = threading.Thread(target=self._watch, name="girih-supervisor", daemon=True)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a core, or another one comes."""
+        return self._watcher.is_alive()
 
     @property
     def pid(self) -> int | None:
@@ -147,7 +153,7 @@ class CoreSupervisor:
     def start(self) -> None:
         """Start the core's process and a thread that watches it."""
         self._spawn()
-        threading.Thread(target=self._watch, name="girih-supervisor", daemon=True).start()
+        self._watcher.start()
 
     def stop(self) -> None:
         """End the core, by force if it takes longer than `STOP_SECONDS`."""

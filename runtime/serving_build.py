@@ -1,7 +1,8 @@
 """A build behind a serving engine, watched and checked (`compile.mode=background`).
 
-    thread    trace ─ lower ─ tiles … ─ seal ─ canary ─▶ done
-    engine    eager pieces ─ step ─ (parts taken in) ─ step ─ … ─ (eager pieces again, if it fails)
+    thread    trace ─ lower ─ (weights are read) ─ tiles … ─ seal ─ canary ─▶ done
+    engine                     eager pieces ─ step ─ (parts taken in) ─ step ─ … ─ (eager pieces
+                                                                        again, if it fails)
 
 The canary runs in the build's thread, on executables of its own: no step waits for it. When the
 compiled code answers something else, the engine goes back to eager pieces before its next step, and
@@ -21,6 +22,7 @@ from girih.graph.bundle import Bundle
 from girih.graph.compile_count import COMPILES
 from girih.graph.executable import Executable
 from girih.graph.inductor import TileFn
+from girih.graph.partition import Program
 from girih.graph.progress import Progress
 from girih.kernels.errors import GirihError
 from girih.passes.background import BackgroundBuild, BuildObserver, Part
@@ -90,6 +92,11 @@ class ServingBuild(BackgroundBuild):
         if self._result is not None:
             return self._result
         return super().result()
+
+    def split(self, program: Program) -> None:
+        """See `BuildObserver.split`; returns when eager pieces answer, so that compilers start."""
+        super().split(program)
+        self._serving.wait()
 
     def take_in(self, executable: Executable) -> bool:
         """See `BackgroundBuild.take_in`; also gives back what the canary rejected."""

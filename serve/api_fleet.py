@@ -25,13 +25,8 @@ from girih.runtime.core_process import Build, CoreSupervisor, name_process
 from girih.serve.config import SamplingConfig, ServeConfig
 from girih.serve.engine_start import SharedStart
 from girih.serve.logs import LogSettings
-from girih.serve.server import (
-    DEATH_NOTICE_SECONDS,
-    LAST_WORDS_SECONDS,
-    GirihServer,
-    check_certificate,
-    open_port,
-)
+from girih.serve.port import check_certificate, open_port
+from girih.serve.server import DEATH_NOTICE_SECONDS, LAST_WORDS_SECONDS, GirihServer
 
 logger = logging.getLogger(__name__)
 

@@ -54,6 +54,9 @@ class EngineStart(Protocol):
         """Whether a thread of this process still builds (it cannot be interrupted)."""
         ...
 
+    def begin(self) -> None:
+        """Have as much happen as needs no event loop; `start` does it otherwise."""
+
     async def start(self, progress: Progress) -> StartedEngine:
         """Return the engine when it is ready.
 
@@ -80,6 +83,9 @@ class InlineStart:
     def __init__(self, build: Callable[[Progress], Built]) -> None:
         self._build = build
         self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """See `EngineStart.begin`."""
 
     @property
     def is_busy(self) -> bool:
@@ -134,6 +140,9 @@ class SharedStart:
         self._restarts = restarts
         self._tokenizer = tokenizer
 
+    def begin(self) -> None:
+        """See `EngineStart.begin`."""
+
     async def start(self, progress: Progress) -> StartedEngine:
         """See `EngineStart.start`."""
         return await self.join(ProcessLink(self._address, self._restarts, progress))
@@ -170,15 +179,25 @@ class ProcessStart:
     ) -> None:
         self._link: ProcessLink | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._has_begun = False
+        self._error: BaseException | None = None
         self.supervisor = CoreSupervisor(build, restarts, self._on_end)
         self._shared = SharedStart(self.supervisor.address, restarts, tokenizer)
         self._restarts = restarts
+
+    def begin(self) -> None:
+        """See `EngineStart.begin`."""
+        if not self._has_begun:
+            self._has_begun = True
+            self.supervisor.start()
 
     async def start(self, progress: Progress) -> StartedEngine:
         """See `EngineStart.start`."""
         self._loop = asyncio.get_running_loop()
         self._link = ProcessLink(self.supervisor.address, self._restarts, progress)
-        self.supervisor.start()
+        self.begin()
+        if self._error is not None:  # it ended before there was a link to tell
+            self._link.fail(self._error)
         return await self._shared.join(self._link)
 
     def close(self) -> None:
@@ -187,6 +206,7 @@ class ProcessStart:
 
     def _on_end(self, error: BaseException) -> None:
         """Called in the supervisor's thread."""
+        self._error = error
         loop, link = self._loop, self._link
         if loop is not None and link is not None and not loop.is_closed():
             loop.call_soon_threadsafe(link.fail, error)

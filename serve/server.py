@@ -15,7 +15,6 @@ import contextlib
 import os
 import signal
 import socket
-import ssl
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -25,12 +24,13 @@ from pathlib import Path
 import uvicorn
 
 from girih.graph.progress import Progress, ProgressEvent, no_progress
-from girih.kernels.errors import ConfigError, EngineError, GirihError
+from girih.kernels.errors import EngineError, GirihError
 from girih.serve.api.app import create_app
 from girih.serve.api.state import Served, ServerState
 from girih.serve.async_engine import AsyncEngine
 from girih.serve.config import SamplingConfig, ServeConfig
 from girih.serve.engine_start import EngineStart, StartedEngine
+from girih.serve.port import check_certificate, open_port
 from girih.serve.sampling_defaults import SamplingDefaults, read_generation_config
 
 DEATH_NOTICE_SECONDS = 2.0  # a dead engine's server stays up so long, for probes to see why
@@ -238,45 +238,6 @@ class _Uvicorn(uvicorn.Server):
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
-
-
-def check_certificate(config: ServeConfig) -> None:
-    """Raise `ConfigError` when the certificate and key cannot be used together."""
-    if config.ssl_certfile is None:
-        return
-    try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=lambda: b"")
-    except OSError as error:  # ssl's own errors are some of these
-        key = config.ssl_keyfile or config.ssl_certfile
-        raise ConfigError(
-            f"serve.ssl_certfile={config.ssl_certfile} with the key in {key} cannot be used: "
-            f"{error.strerror or error}; both are PEM files, the key without a password"
-        ) from error
-
-
-def open_port(host: str, port: int) -> socket.socket:
-    """Bind the address.
-
-    Raises:
-        EngineError: it is in use, or not an address of this machine.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with contextlib.ExitStack() as on_error:
-            listener = on_error.enter_context(socket.socket(family, kind, protocol))
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            on_error.pop_all()
-    except OSError as error:
-        raise EngineError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with "
-            "port=N or host=ADDRESS"
-        ) from error
-    listener.set_inheritable(True)
-    return listener
 
 
 def exit_now(code: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import socket
 from typing import TYPE_CHECKING
 
 from girih.conf.compose import compose_config, to_engine_config, to_record
@@ -13,6 +14,7 @@ from girih.serve.commands import Options
 from girih.serve.config import SamplingConfig, ServeConfig
 from girih.serve.core_build import build_core, build_watched
 from girih.serve.logs import LogSettings
+from girih.serve.port import check_certificate, open_port
 from girih.serve.progress import ProgressDisplay
 from girih.serve.spans import require_packages
 
@@ -42,6 +44,24 @@ def _run_one(
     logs: LogSettings,
     options: Options,
 ) -> int:
+    check_certificate(serve)
+    listener = open_port(serve.host, serve.port)
+    start = way_to_start(engine, logs, serve.otlp_endpoint)
+    start.begin()  # a core imports torch while this process imports what serves HTTP
+    try:
+        return _serve(start, listener, engine.scheduler.policy, serve, sampling, options)
+    finally:
+        start.close()
+
+
+def _serve(
+    start: EngineStart,
+    listener: socket.socket,
+    policy: str,
+    serve: ServeConfig,
+    sampling: SamplingConfig,
+    options: Options,
+) -> int:
     from girih.serve.server import GirihServer, exit_now
 
     display = ProgressDisplay(options.quiet)
@@ -51,15 +71,15 @@ def _run_one(
         print(line, flush=True)
 
     server = GirihServer(
-        way_to_start(engine, logs, serve.otlp_endpoint),
+        start,
         serve,
         sampling=sampling,
-        policy=engine.scheduler.policy,
+        policy=policy,
         progress=display,
         announce=announce,
     )
     try:
-        code = server.run()
+        code = server.run(listener)
     finally:
         display.close()
     if server.is_building:

@@ -11,6 +11,7 @@ from support_models import opt_o2, tiny_spec
 from girih.kernels.errors import BundleError, CompileError, ConfigError
 from girih.kernels.target import Target
 from girih.passes import build, key
+from girih.passes.background import BuildObserver
 from girih.passes.options import OptConfig
 from girih.passes.pipeline import PIPELINE
 
@@ -155,6 +156,33 @@ spec = load_spec(sys.argv[1])
 input()
 print(build.find_or_build(spec, OptConfig(), Target("cpu", "avx2", 2, "g++"))[1])
 """
+
+
+class Waiting(BuildObserver):
+    """Looks, when the model is split, which compilers were started by then."""
+
+    def __init__(self, waits, started):
+        self.waits_for_split, self.started, self.seen = waits, started, None
+
+    def split(self, program):
+        self.seen = list(self.started)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_compilers_start_after_a_split_that_somebody_waits_for(waits, tmp_path, monkeypatch):
+    started = []
+
+    def no_pool(at_once):
+        started.append(at_once)
+        raise CompileError("no compilers here")
+
+    monkeypatch.setenv("GIRIH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(build, "CompilePool", no_pool)
+    watcher = Waiting(waits, started)
+    with pytest.raises(CompileError, match="no compilers here"):
+        build.find_or_build(tiny_spec("llama"), opt_o2(), TARGET, observer=watcher)
+    assert started
+    assert watcher.seen == ([] if waits else None)  # the others start before anything is traced
 
 
 def test_two_processes_build_once(tmp_path):

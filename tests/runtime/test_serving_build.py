@@ -142,6 +142,28 @@ def test_an_idle_engine_takes_tiles_in_and_the_canary_runs(tmp_path, monkeypatch
     assert setting.core.count_recompiles() == 0
 
 
+def test_compilers_start_when_eager_pieces_answer():
+    is_split = threading.Event()
+
+    def work(observer, progress):
+        observer.split(program())
+        is_split.set()
+        raise CompileError("no compiler")
+
+    build = ServingBuild(work, lambda event: None)
+    assert build.program() is program()
+    assert not is_split.wait(0.1)
+    build.serve({}, lambda bundle: "")
+    assert is_split.wait(WAIT)
+
+
+def test_a_build_nobody_serves_beside_can_be_cancelled():
+    build = ServingBuild(lambda observer, progress: observer.split(program()), lambda event: None)
+    build.program()
+    build.cancel()
+    assert not build._thread.is_alive()
+
+
 def test_a_failing_canary_brings_the_eager_pieces_back(tmp_path, monkeypatch, caplog):
     setting = Setting(tmp_path, monkeypatch, factor=1.05)
     setting.may_build.set()

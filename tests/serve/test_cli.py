@@ -163,7 +163,7 @@ def test_bench_mistakes(engine, capsys, tmp_path):
 
 
 def test_serve_reports_a_port_in_use(engine, capsys):
-    from girih.serve.server import open_port
+    from girih.serve.port import open_port
 
     with open_port("127.0.0.1", 0) as taken:
         taken.listen()

@@ -17,7 +17,7 @@ from support_serving import RunningServer
 
 from girih.kernels.errors import EngineError, SourceError
 from girih.serve.config import ServeConfig
-from girih.serve.server import open_port
+from girih.serve.port import open_port
 
 LONG = {"prompt": "one two", "max_tokens": 200, "ignore_eos": True}
 

@@ -1,0 +1,53 @@
+"""Starting an engine's process before there is an event loop."""
+
+import asyncio
+import functools
+import time
+
+import pytest
+import support_process
+
+from girih.graph.progress import no_progress
+from girih.kernels.errors import SourceError
+from girih.serve.engine_start import ProcessStart
+
+
+TOKENIZER = object()
+
+
+def started(**options):
+    build = functools.partial(support_process.build, **options)
+    start = ProcessStart(build, tokenizer=TOKENIZER)
+    start.begin()
+    start.begin()  # once is enough
+    return start
+
+
+def test_a_core_that_was_begun_is_joined():
+    start = started()
+    process = start.supervisor.pid
+    assert process is not None
+
+    async def join():
+        engine = await start.start(no_progress)
+        engine.link.close()
+        assert engine.tokenizer is TOKENIZER
+        return engine.facts.name
+
+    try:
+        assert asyncio.run(join()) == "fake"
+        assert start.supervisor.pid == process
+    finally:
+        start.close()
+
+
+def test_a_core_that_ended_before_somebody_listened_says_why():
+    start = started(build_error="no such model")
+    deadline = time.monotonic() + 60
+    while start.supervisor.is_running and time.monotonic() < deadline:
+        time.sleep(0.02)
+    try:
+        with pytest.raises(SourceError, match="no such model"):
+            asyncio.run(start.start(no_progress))
+    finally:
+        start.close()
