@@ -58,17 +58,23 @@ class CapacityError(GirihError):
     """Memory does not suffice for what was asked."""
 
 
+TOO_LONG = "context_length_exceeded"
+"""Code of a request whose prompt does not fit the model, as OpenAI spells it."""
+
+
 class RequestError(GirihError):
     """A request cannot be served as it stands.
 
     Args:
         message: what is wrong, the value seen and what is allowed.
         param: the request field at fault, as the client spelled it.
+        code: a short machine-readable word, where clients look for one.
     """
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+        self.code = code
 
 
 class BusyError(GirihError):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from girih.kernels.errors import RequestError
+from girih.kernels.errors import TOO_LONG, RequestError
 from girih.runtime.config import SchedulerConfig
 from girih.runtime.request import EngineRequest
 
@@ -88,6 +88,7 @@ class AdmissionLimits:
                 f"the text has {num_tokens} tokens; {name} allows at most {largest}: shorten it, "
                 "or set truncate_prompt_tokens",
                 param="input",
+                code=TOO_LONG,
             )
 
     def _check_prompt(self, num_prompt: int) -> None:
@@ -99,6 +100,7 @@ class AdmissionLimits:
                 f"the prompt has {num_prompt} tokens; {limit} allows {self.largest_total} for "
                 f"prompt and output together: at most {self.largest_total - 1} in the prompt",
                 param="prompt",
+                code=TOO_LONG,
             )
         budget = self.config.max_num_batched_tokens
         if not self.config.enable_chunked_prefill and num_prompt > budget:

@@ -152,24 +152,27 @@ class Refusal(msgspec.Struct, frozen=True):
         kind: name of its class in `girih.kernels.errors`.
         message: its text.
         param: the request field at fault.
+        code: its machine-readable word.
     """
 
     kind: str
     message: str
     param: str | None = None
+    code: str | None = None
 
     @classmethod
     def of(cls, error: BaseException) -> Refusal:
         """Describe an error; one that is not girih's own becomes an `EngineError`."""
         if isinstance(error, GirihError):
-            return cls(type(error).__name__, str(error), getattr(error, "param", None))
+            param, code = getattr(error, "param", None), getattr(error, "code", None)
+            return cls(type(error).__name__, str(error), param, code)
         return cls("EngineError", f"{type(error).__name__}: {error}")
 
     def as_error(self) -> GirihError:
         """Return an error of the same class and text."""
         kind = getattr(errors, self.kind, EngineError)
         if kind is RequestError:
-            return RequestError(self.message, self.param)
+            return RequestError(self.message, self.param, self.code)
         error: GirihError = kind(self.message)
         return error
 

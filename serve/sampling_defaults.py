@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from girih.kernels.errors import RequestError
+from girih.kernels.errors import TOO_LONG, RequestError
 from girih.runtime.sampling_params import SamplingParams
 from girih.serve.config import SamplingConfig
 
@@ -84,6 +84,7 @@ def check_text_room(text: str, longest_token: int, max_model_len: int) -> None:
             f"the prompt has {len(text)} characters, more than fit into the model's context of "
             f"{max_model_len} tokens (max_model_len); shorten it",
             param="prompt",
+            code=TOO_LONG,
         )
 
 
@@ -101,5 +102,6 @@ def check_room(num_prompt_tokens: int, max_tokens: int | None, max_model_len: in
             f"{max_model_len} (max_model_len), which leaves no room for an answer "
             f"(max_tokens is {wanted}); shorten the prompt to at most {max_model_len - 1} tokens",
             param="prompt",
+            code=TOO_LONG,
         )
     return room if max_tokens is None else min(max_tokens, room)

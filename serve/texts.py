@@ -125,7 +125,7 @@ def _check_ids(ids: list[int], facts: EngineFacts) -> None:
         check_prompt_ids(ids, facts.vocab_size)
     except RequestError as error:
         text = str(error).replace("the prompt", "the text")
-        raise RequestError(text, param="input") from error
+        raise RequestError(text, "input", error.code) from error
 
 
 def check_dimensions(dimensions: int | None, pooling: PoolingFacts) -> None:

@@ -22,7 +22,7 @@ class ErrorDetail(BaseModel):
         "server_error",
     ]
     param: str | None = Field(description="The field at fault.")
-    code: str | int = Field(description="A short word, or the HTTP status.")
+    code: str | None = Field(description="A short word, e.g. model_not_found.")
 
 
 class Error(BaseModel):

@@ -31,6 +31,13 @@ TYPES = {
     500: "server_error",
     503: "server_error",
 }
+# Where nothing says it more exactly; a status that is missing has no word (null).
+CODES = {
+    401: "invalid_api_key",
+    404: "unknown_url",
+    405: "method_not_supported",
+    429: "rate_limit_exceeded",
+}
 RETRY_SECONDS = 1
 CLIENT_CLOSED = 499  # as nginx logs it
 MAX_MESSAGE = 1500
@@ -42,7 +49,8 @@ def renamed_params(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        raise RequestError(str(error), names.get(error.param or "", error.param)) from error
+        param = names.get(error.param or "", error.param)
+        raise RequestError(str(error), param, error.code) from error
 
 
 class ApiError(Exception):
@@ -52,7 +60,7 @@ class ApiError(Exception):
         status: HTTP status.
         message: what is wrong, the value seen, what is allowed.
         param: the request field at fault.
-        code: a short machine-readable word.
+        code: a short machine-readable word; None takes the status's own, if it has one.
         retry_after: seconds after which a retry makes sense.
     """
 
@@ -80,7 +88,7 @@ class ApiError(Exception):
                 "message": self.message,
                 "type": kind,
                 "param": self.param,
-                "code": self.code or self.status,
+                "code": self.code or CODES.get(self.status),
             },
         }
 
@@ -104,9 +112,9 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestError):
-        return ApiError(400, _shortened(str(error)), error.param)
+        return ApiError(400, _shortened(str(error)), error.param, error.code)
     if isinstance(error, QueueFullError):
-        return ApiError(429, str(error), code="queue_full", retry_after=RETRY_SECONDS)
+        return ApiError(429, str(error), retry_after=RETRY_SECONDS)
     if isinstance(error, BusyError):
         return ApiError(409, str(error), code="busy")
     if isinstance(error, UnavailableError):

@@ -61,6 +61,13 @@ def refuse_with_stream(body: SamplingBody) -> None:
             "stream_options is set but stream is not true; set stream, or leave it out",
             param="stream_options",
         )
+    options = body.stream_options
+    if options is not None and options.continuous_usage_stats and not options.include_usage:
+        raise RequestError(
+            "stream_options.continuous_usage_stats is true, but include_usage is not; set "
+            "include_usage, or leave it out",
+            param="stream_options",
+        )
     if body.stream and body.prompt_logprobs is not None:
         raise RequestError(
             "prompt_logprobs cannot be sent in a stream; set stream to false",

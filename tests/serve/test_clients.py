@@ -113,9 +113,14 @@ def test_messages_are_the_same_chat(answer, tiny_server):
 def test_errors_become_the_exceptions_of_the_client(client):
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**{**OPTIONS, "temperature": -1})
-    assert caught.value.param == "temperature"
-    with pytest.raises(openai.NotFoundError):
+    assert (caught.value.param, caught.value.code) == ("temperature", None)
+    with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(**{**OPTIONS, "model": "other"})
+    assert caught.value.code == "model_not_found"
+    long = [{"role": "user", "content": "a word " * 5000}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**{**OPTIONS, "messages": long})
+    assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve("resp_none")
 

@@ -41,6 +41,15 @@ BAD_BODIES = [
         "stream",
     ),
     ("completions", {**TEXT, "prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
+    *(
+        (
+            route,
+            {**body, "stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "stream_options",
+            "include_usage is not; set include_usage",
+        )
+        for route, body in (("completions", TEXT), ("chat/completions", CHAT))
+    ),
     (
         "completions",
         {**TEXT, "response_format": {"type": "yaml"}},
@@ -83,6 +92,8 @@ def test_bad_bodies(shared_server, route, body, param, words):
     assert error["type"] == "invalid_request_error"
     assert error["param"] == param
     assert words in error["message"]
+    assert error["code"] in (None, "context_length_exceeded")
+    assert (error["code"] is None) == ("leaves no room" not in error["message"])
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'"x"', b'{"prompt": "\xff"}', b"null"])
@@ -104,13 +115,16 @@ def test_unknown_model_and_route(shared_server):
         body = {**TEXT, **CHAT} if path != "/tokenize" else TEXT
         answer = shared_server.post(path, model="other/model", **body)
         assert answer.status_code == 404
-        assert answer.json()["error"]["type"] == "not_found_error"
-        assert MODEL in answer.json()["error"]["message"]
+        error = answer.json()["error"]
+        assert (error["type"], error["code"]) == ("not_found_error", "model_not_found")
+        assert MODEL in error["message"]
     assert shared_server.get("/v1/models/other/model").status_code == 404
-    assert shared_server.get("/v1/nothing").json()["error"]["type"] == "not_found_error"
+    error = shared_server.get("/v1/nothing").json()["error"]
+    assert (error["type"], error["code"]) == ("not_found_error", "unknown_url")
     answer = shared_server.get("/v1/completions")
     assert answer.status_code == 405
     assert answer.json()["error"]["message"] == "GET /v1/completions is not allowed; use POST"
+    assert answer.json()["error"]["code"] == "method_not_supported"
 
 
 def test_the_server_still_answers_after_all_this(shared_server):
@@ -123,7 +137,8 @@ def test_keys_guard_all_but_the_probes(new_server):
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic first"}):
         answer = server.get("/v1/models", headers=headers)
         assert answer.status_code == 401
-        assert answer.json()["error"]["type"] == "authentication_error"
+        error = answer.json()["error"]
+        assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
     assert server.get("/nothing").status_code == 401
     for headers in ({"authorization": "Bearer second"}, {"x-api-key": "first"}):
         assert server.get("/v1/models", headers=headers).status_code == 200
@@ -198,7 +213,8 @@ def test_a_full_queue_is_a_429(new_server):
     assert codes[0] == 200
     assert codes[-1] == 429
     refused = next(answer for answer in answers if answer.status_code == 429)
-    assert refused.json()["error"]["type"] == "rate_limit_error"
+    error = refused.json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
     assert refused.headers["retry-after"]
 
 
@@ -206,4 +222,5 @@ def test_a_prompt_the_cache_can_never_hold_is_a_400(new_server):
     server = new_server(num_blocks=4, block_size=16, max_model_len=256)
     answer = server.post("/v1/completions", prompt=[5] * 100, max_tokens=4)
     assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "prompt"
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")

@@ -131,7 +131,7 @@ def test_pooling_is_for_the_task_of_the_model(embedder):
 def test_a_full_queue_is_a_429_and_takes_no_part_of_a_request(embedder, path, body):
     refused = embedder.post(path, **body(LONG))
     error = error_of(refused, 429)
-    assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+    assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
     assert refused.headers["retry-after"]
     embedder.wait_idle()
     assert embedder.post(path, **body(LONG[:1])).status_code == 200
