@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from girih.runtime.buckets import ReplayStats
+from girih.runtime.engine import CompileState
 from girih.runtime.metrics import EngineMetrics
 from girih.serve.config import MetricsConfig
 from girih.serve.logs import JsonFormatter, TextFormatter, request_id
@@ -81,11 +83,70 @@ def test_log_lines_name_the_request():
     assert "request_id" not in json.loads(JsonFormatter().format(make_record()))
 
 
-def test_every_metric_of_the_dashboard_exists(observed):
+DASHBOARD = json.loads((Path(__file__).parents[2] / "serve" / "grafana.json").read_text())
+REPLAYS = ReplayStats(
+    steps={"full": {"4": 3}, "none": {"": 1}},
+    tokens={"full": 9},
+    padded_tokens={"full": 3},
+    captures={"full": 1},
+    misses={"full": {"mixed": 1}},
+    buffer_bytes=64,
+)
+
+
+@pytest.fixture
+def exported(observed):
+    """Names of all metrics: those of a core that replays steps while it compiles."""
     server = observed()
-    server.post("/v1/completions", prompt="a", max_tokens=2)
-    names = set(re.findall(r"^(?:girih:)?\w+", server.get("/metrics").text, re.MULTILINE))
-    dashboard = (Path(__file__).parents[2] / "serve" / "grafana.json").read_text()
-    used = set(re.findall(r"girih:\w+|\bhttp_\w+", dashboard))
-    assert len(used) > 15
-    assert {name for name in used if name not in names} == {"girih:admission_rejections_total"}
+    server.core.replay_stats = lambda: REPLAYS
+    server.core.compile_state = lambda: CompileState("compiling", 1, 3, 0.5)
+    server.core.observers[-1].set_facts({"start_trace_seconds": 1.0}, bundle="found")
+    text = server.get("/metrics").text
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE))
+    return {name: kind for name, kind in kinds.items() if not name.endswith("_created")}
+
+
+def queried(panel):
+    """Metrics that a panel asks for; what Prometheus makes of a histogram is the histogram."""
+    for target in panel["targets"]:
+        for name in re.findall(r"(?:girih:|\bhttp_)\w+(?:\.\*\w+)?", target["expr"]):
+            yield re.sub(r"_(bucket|sum|count)$", "", name)
+
+
+def test_every_metric_of_the_dashboard_exists(exported):
+    used = {name for panel in DASHBOARD["panels"] for name in queried(panel)}
+    assert len(used) > 40
+    assert [n for n in used if not any(re.fullmatch(n, name) for name in exported)] == []
+    (model,) = (v for v in DASHBOARD["templating"]["list"] if v["name"] == "model")
+    assert re.search(r"girih:\w+", model["query"])[0] in exported
+
+
+def test_every_metric_has_a_panel(exported):
+    used = {name for panel in DASHBOARD["panels"] for name in queried(panel)}
+    assert [name for name in exported if not any(re.fullmatch(n, name) for n in used)] == []
+
+
+def test_counters_are_shown_as_rates_and_histograms_as_quantiles_or_means(exported):
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            for name in queried({"targets": [target]}):
+                kind = exported.get(name, "gauge")
+                is_count = name == "girih:recompiles_after_ready_total"  # it must stay 0
+                assert (kind == "gauge" or is_count) == ("rate(" not in target["expr"]), name
+                is_split = f"{name}_" in target["expr"]
+                assert (kind == "histogram") == is_split, name
+
+
+def test_panels_lie_side_by_side_and_have_names():
+    cells = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in DASHBOARD["panels"]]
+    ids, titles = zip(*((p["id"], p["title"]) for p in DASHBOARD["panels"]), strict=True)
+    for found in (cells, ids, titles):
+        assert len(set(found)) == len(found)
+
+
+def test_every_label_of_a_legend_is_kept_by_its_query():
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            kept = re.findall(r"by \(([^)]*)\)", target["expr"])
+            labels = {label.strip() for group in kept for label in group.split(",")} | {"__name__"}
+            assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= labels
