@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -198,6 +200,20 @@ def test_the_build_is_proved_and_every_start_checks_its_canary(compiled):
     assert "as eager code, recorded" in answers["other weights"]["canary"] or (
         "as recorded" in answers["other weights"]["canary"]  # kept from an earlier run
     )
+
+
+def test_the_compiler_fuses_what_no_pass_does(compiled):
+    """The tile of a layer: residual and norm twice, activation times gate, RoPE; nothing more."""
+    cache, answers = compiled
+    bundle = open_bundle(cache / "bundles" / answers["together"]["key"])
+    (layer,) = [key for key, count in bundle.layout.tile_counts.items() if count == LAYERS - 1]
+    with zipfile.ZipFile(bundle.package(layer)) as package:
+        sources = [package.read(n).decode() for n in package.namelist() if n.endswith(".cpp")]
+    loops = {name for source in sources for name in re.findall(r"cpp_fused_\w+", source)}
+    assert len(loops) == 4
+    assert sum("add_mean_mul" in name and "rsqrt" in name for name in loops) == 2
+    assert sum("silu" in name for name in loops) == 1
+    assert sum("cat_mul_neg" in name for name in loops) == 1
 
 
 def test_other_weights_of_the_same_architecture_use_the_bundle(compiled, expected):

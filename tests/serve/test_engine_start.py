@@ -11,7 +11,6 @@ from girih.graph.progress import no_progress
 from girih.kernels.errors import SourceError
 from girih.serve.engine_start import ProcessStart
 
-
 TOKENIZER = object()
 
 
