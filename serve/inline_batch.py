@@ -1,4 +1,4 @@
-"""Runs a set of prompts to the end on a core in this thread (no event loop, no queue)."""
+"""Runs a set of prompts to the end on a core that others may use as well (no event loop)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Protocol
 
 from girih.kernels.errors import EngineError
-from girih.runtime.engine import EngineStats
 from girih.runtime.messages import EngineFacts
 from girih.runtime.request import EngineOutput, EngineRequest
 from girih.runtime.sampling_params import SamplingParams
@@ -18,32 +17,8 @@ from girih.serve.output_processor import Delta, OutputProcessor
 from girih.serve.outputs import CompletionOutput, RequestOutput
 from girih.serve.prompts import Prompt, read_prompt, split_n
 from girih.serve.sampling_defaults import check_room
+from girih.serve.shared_core import SharedCore, StepwiseCore
 from girih.serve.tokenizer import Tokenizer
-
-
-class StepwiseCore(Protocol):
-    """What this module needs of an engine core, in this process or in another."""
-
-    def add_requests(self, requests: Sequence[EngineRequest]) -> None:
-        """Queue requests before the next step; raises when one is refused."""
-
-    def abort(self, request_ids: list[str]) -> object:
-        """Drop requests."""
-
-    def has_work(self) -> bool:
-        """Whether a step would bring something."""
-
-    def step(self) -> list[EngineOutput]:
-        """Make or await a step."""
-
-    def reset_prefix_cache(self) -> None:
-        """Forget cached prefixes."""
-
-    def stats(self) -> EngineStats:
-        """Counters up to now."""
-
-    def close(self) -> None:
-        """End it."""
 
 
 class EngineHandle(Protocol):
@@ -96,6 +71,7 @@ class InlineBatch:
 
     Args:
         handle: the engine.
+        core: its core.
         tokenizer: its tokenizer.
         items: (request id, prompt, parameters) of each prompt.
     """
@@ -103,12 +79,13 @@ class InlineBatch:
     def __init__(
         self,
         handle: EngineHandle,
+        core: SharedCore,
         tokenizer: Tokenizer,
         items: Sequence[tuple[str, Prompt, SamplingParams]],
     ) -> None:
         self._handle = handle
         self._tokenizer = tokenizer
-        self._core = handle.core
+        self._core = core
         self._running: dict[str, _Running] = {}
         self._requests: list[EngineRequest] = []
         self.outputs = [self._prepare(*item) for item in items]
@@ -137,14 +114,9 @@ class InlineBatch:
 
     def _steps(self) -> Iterator[tuple[str, Delta]]:
         try:
-            self._core.add_requests(self._requests)
+            outputs = self._core.submit(self._requests)
             while self._running:
-                if not self._core.has_work():
-                    raise EngineError(
-                        f"the engine has nothing to do, but {len(self._running)} requests have "
-                        "not ended"
-                    )
-                for output in self._core.step():
+                for output in self._core.wait(outputs):
                     if output.request_id in self._running:
                         yield output.request_id, self._apply(output)
         finally:

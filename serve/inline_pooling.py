@@ -1,4 +1,4 @@
-"""Runs a set of texts to their vectors on a core in this thread."""
+"""Runs a set of texts to their vectors on a core that others may use as well."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from girih.kernels.errors import EngineError
 from girih.runtime.request import EngineOutput, EngineRequest
-from girih.serve.inline_batch import StepwiseCore
+from girih.serve.shared_core import SharedCore
 from girih.serve.texts import PooledText
 
 
 def run_texts(
-    core: StepwiseCore, texts: Sequence[PooledText], names: Sequence[str]
+    core: SharedCore, texts: Sequence[PooledText], names: Sequence[str]
 ) -> list[EngineOutput]:
     """Hand texts to the core together and step until each has its vector.
 
@@ -27,7 +27,7 @@ def run_texts(
     """
     found: dict[str, EngineOutput] = {}
     try:
-        core.add_requests(
+        outputs = core.submit(
             [
                 EngineRequest(
                     request_id=name,
@@ -39,9 +39,7 @@ def run_texts(
             ]
         )
         while len(found) < len(names):
-            if not core.has_work():
-                raise EngineError(f"{len(names) - len(found)} texts have no vector and no work")
-            found.update((output.request_id, output) for output in core.step())
+            found.update((output.request_id, output) for output in core.wait(outputs))
     finally:
         missing = [name for name in names if name not in found]
         if missing:

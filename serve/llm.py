@@ -31,6 +31,7 @@ from girih.serve.outputs import (
 )
 from girih.serve.prompts import Prompt, as_prompt_list, check_form, read_prompt, shortened
 from girih.serve.sampling_defaults import SamplingDefaults, read_generation_config
+from girih.serve.shared_core import SharedCore
 from girih.serve.texts import (
     TextOptions,
     check_dimensions,
@@ -48,6 +49,9 @@ from girih.serve.tokenizer import Tokenizer, load_tokenizer
 
 class LLM:
     """A model, ready to generate, embed or classify.
+
+    Threads may share it, and calls may be made while a `stream` is read: what runs at the same time
+    runs in one batch.
 
     Args:
         model: HF directory, `.gguf` file, hub id, or a built-in name.
@@ -85,10 +89,11 @@ class LLM:
 
     def close(self) -> None:
         """End the engine (its process too, if it has one); the object is not used afterwards."""
-        self.handle.core.close()
+        self._core.close()
 
     def _attach(self, handle: EngineHandle, tokenizer: Tokenizer) -> None:
         self.handle = handle
+        self._core = SharedCore(handle.core)
         self.tokenizer = tokenizer
         self.defaults = SamplingDefaults(read_generation_config(handle.model_path))
         self._ids = itertools.count()
@@ -267,7 +272,7 @@ class LLM:
         _check_texts("second", second)
         pairs = match_pairs(first, second, ("first", "second"))
         plan = plan_scores(pairs, self.tokenizer, facts, options)
-        outputs = run_texts(self.handle.core, plan.texts, self._names(len(plan.texts)))
+        outputs = run_texts(self._core, plan.texts, self._names(len(plan.texts)))
         scores = plan.scores([output.pooled or b"" for output in outputs])
         return [
             ScoreOutput(
@@ -286,7 +291,7 @@ class LLM:
             for text in as_prompt_list(texts, "texts")
         ]
         for text, output in zip(
-            read, run_texts(self.handle.core, read, self._names(len(read))), strict=True
+            read, run_texts(self._core, read, self._names(len(read))), strict=True
         ):
             yield text.token_ids, output.pooled or b"", output.num_cached_tokens
 
@@ -295,7 +300,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix."""
-        self.handle.core.reset_prefix_cache()
+        self._core.call(self.handle.core.reset_prefix_cache)
 
     def sleep(self, level: int = 1) -> None:
         """Give up weights and KV cache (level 1), compiled code too (level 2), until `wake`.
@@ -325,12 +330,12 @@ class LLM:
     def _call(self, method: str, **arguments: Any) -> None:
         core = self.handle.core
         if isinstance(core, RemoteCore):
-            core.call(method, **arguments)
+            self._core.call(lambda: core.call(method, **arguments))
         else:
             from girih.runtime.control import call_method
 
             assert isinstance(core, EngineCore), core
-            call_method(core, method, arguments)
+            self._core.call(lambda: call_method(core, method, arguments))
 
     def _batch(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> InlineBatch:
         require_task(self.handle.facts, ("generate",))
@@ -338,7 +343,7 @@ class LLM:
             (str(next(self._ids)), prompt, chosen)
             for prompt, chosen in zip(prompts, params, strict=True)
         ]
-        return InlineBatch(self.handle, self.tokenizer, items)
+        return InlineBatch(self.handle, self._core, self.tokenizer, items)
 
 
 def _plain(prompt: Prompt) -> str | list[int]:

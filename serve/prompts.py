@@ -105,7 +105,7 @@ def split_n(params: SamplingParams) -> list[SamplingParams]:
         return [params]
     return [
         msgspec.structs.replace(
-            params, n=1, seed=None if params.seed is None else params.seed + index
+            params, n=1, seed=None if params.seed is None else (params.seed + index) % 2**64
         )
         for index in range(params.n)
     ]

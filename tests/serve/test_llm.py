@@ -1,9 +1,18 @@
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import support_tokenizer
 from support_core import make_core  # noqa: F401 (loads the fake before the engine)
 from support_serving import fake_handle
 
-from girih.kernels.errors import ConfigError, EngineError, RequestError, SourceError
+from girih.kernels.errors import (
+    ConfigError,
+    EngineError,
+    QueueFullError,
+    RequestError,
+    SourceError,
+)
 from girih.runtime.launch import compile as compile_model
 from girih.runtime.sampling_params import SamplingParams
 from girih.runtime.start import target_of
@@ -100,6 +109,8 @@ def test_progress_bar_goes_to_stderr(llm, capsys):
         ([[]], GREEDY, "empty"),
         ([[1, 99999]], GREEDY, "99999"),
         ({"text": "a"}, GREEDY, "prompt_token_ids"),
+        ([[1, 2.0]], GREEDY, "token id 2.0"),
+        ([[True]], GREEDY, "token id True"),
         ([[1]] * 2, [GREEDY] * 3, "3 sampling parameters"),
         ([[1] * 256], GREEDY, "256 tokens"),
         ("a", SamplingParams(logit_bias={99999: 1.0}), "vocabulary"),
@@ -228,3 +239,75 @@ def test_a_server_default_of_zero_counts() -> None:
     defaults = SamplingDefaults({"temperature": 0.6}, SamplingConfig(temperature=0.0))
     assert defaults.build({}, max_tokens=8).temperature == 0.0
     assert SamplingDefaults({"temperature": 0.6}).build({}, max_tokens=8).temperature == 0.6
+
+
+def test_streams_read_in_turns_lose_nothing(llm):
+    whole = [llm.generate(prompt, GREEDY)[0].outputs[0] for prompt in ("a", "bcd", "ef")]
+    streams = [llm.stream(prompt, GREEDY) for prompt in ("a", "bcd", "ef")]
+    read = [[] for _ in streams]
+    for news in itertools.zip_longest(*streams):
+        for found, delta in zip(read, news, strict=True):
+            found += delta.token_ids if delta is not None else []
+    assert read == [output.token_ids for output in whole]
+
+
+def test_prompts_may_be_completed_while_a_stream_is_read(llm):
+    other = llm.generate("bcd", GREEDY)[0].outputs[0].text
+    whole = llm.generate("a", GREEDY)[0].outputs[0].token_ids
+    read = []
+    for delta in llm.stream("a", GREEDY):
+        read += delta.token_ids
+        assert llm.generate("bcd", GREEDY)[0].outputs[0].text == other
+    assert read == whole
+
+
+def test_threads_share_a_model(llm):
+    prompts = ["a", "bcd", "ef", "ghij"]
+    params = SamplingParams(temperature=0, max_tokens=30)
+    alone = [llm.generate(prompt, params)[0].outputs[0].text for prompt in prompts]
+
+    def ask(place):
+        stop = SamplingParams(temperature=0, max_tokens=30, stop=(alone[place][9:12],))
+        for _ in range(10):
+            next(llm.stream(prompts[place], params))  # left early
+            assert llm.generate(prompts[place], stop)[0].outputs[0].text == alone[place][:9]
+            with pytest.raises(RequestError):
+                llm.generate([[1], [99999]], params)
+            assert llm.generate(prompts[place], params)[0].outputs[0].text == alone[place]
+        return True
+
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        assert all(threads.map(ask, range(len(prompts))))
+
+
+def test_a_refusal_leaves_what_others_run():
+    tokenizer = support_tokenizer.byte_level()
+    llm = LLM.from_engine(fake_handle(tokenizer, max_num_waiting=2), tokenizer)
+    whole = llm.generate("a", GREEDY)[0].outputs[0].text
+    stream = llm.stream("a", GREEDY)
+    text = next(stream).text
+    with pytest.raises(QueueFullError, match="max_num_waiting"):
+        llm.generate(["b", "c", "d"], GREEDY)
+    text += "".join(delta.text for delta in stream)
+    assert text == whole
+    assert not llm.handle.core.has_work()
+
+
+def test_a_closed_model_says_so():
+    tokenizer = support_tokenizer.byte_level()
+    made = LLM.from_engine(fake_handle(tokenizer), tokenizer)
+    stream = made.stream("a", GREEDY)
+    next(stream)
+    made.close()
+    made.close()
+    with pytest.raises(EngineError, match="closed"):
+        list(stream)
+    with pytest.raises(EngineError, match="closed"):
+        made.generate("a", GREEDY)
+    with pytest.raises(EngineError, match="closed"):
+        made.reset_prefix_cache()
+
+
+def test_a_seed_at_the_end_of_its_range_has_successors(llm):
+    params = SamplingParams(temperature=1, seed=2**64 - 1, n=2, max_tokens=3)
+    assert len(llm.generate("a", params)[0].outputs) == 2
