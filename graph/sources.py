@@ -74,10 +74,14 @@ def resolve_source(source: str, progress: Progress = no_progress) -> ModelFiles:
         raise SourceError(f"the model's source is {source!r}; it must be text: {_allowed()}")
     if source in builtin_names():
         return _resolve_builtin(source, progress)
-    path = Path(source).expanduser()
-    if source and path.is_dir():
+    try:
+        path = Path(source).expanduser()
+        is_directory, is_file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError) as error:  # no permission, too long a name, no such user
+        raise SourceError(f"model path {source[:200]} cannot be looked at: {error}") from error
+    if source and is_directory:
         return resolve_directory(path)
-    if path.is_file():
+    if is_file:
         return _resolve_file(path, progress)
     if source.startswith(("/", ".", "~")) or source.endswith((".gguf", ".safetensors")):
         raise SourceError(f"model path {source} does not exist (looked at {path.absolute()})")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from girih.kernels.errors import RequestError
 from girih.runtime.messages import Command, Hello, Message, decode_message, encode
 
 RECONNECT_MS = 50
@@ -38,8 +39,20 @@ class CoreConnection:
         return int(self._socket.fd), int(self._monitor.fd)
 
     def send(self, command: Command) -> None:
-        """Send; while no core listens it is kept for the next one."""
-        self._socket.send(encode(command), zmq.NOBLOCK)
+        """Send; while no core listens it is kept for the next one.
+
+        Raises:
+            RequestError: a value in it cannot travel (an integer of more than 64 bits, half a
+                character).
+        """
+        try:
+            data = encode(command)
+        except (OverflowError, TypeError, UnicodeError) as error:
+            raise RequestError(
+                f"a value cannot be sent to the engine's process: {error}; integers have at most "
+                "64 bits, texts are valid Unicode"
+            ) from error
+        self._socket.send(data, zmq.NOBLOCK)
 
     def wait(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds until `receive` has something."""

@@ -10,12 +10,23 @@ A front end that went away is noticed when something is sent to it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 
 import zmq
 
 from girih.graph.progress import ProgressEvent
-from girih.runtime.messages import Command, Hello, Message, Progress, decode_command, encode
+from girih.runtime.messages import (
+    Command,
+    Hello,
+    Message,
+    Progress,
+    decode_command,
+    encode,
+    refusals_of,
+)
+
+logger = logging.getLogger(__name__)
 
 SEND_LIMIT = 65536  # messages queued for a front end that does not read; then it counts as gone
 LINGER_MS = 1000
@@ -60,10 +71,21 @@ class CoreEndpoint:
                 client, data = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return received
-            command = decode_command(data)
+            command = self._read(client, data)
             if isinstance(command, Hello):
                 self.clients[client] = None
-            received.append((client, command))
+            if command is not None:
+                received.append((client, command))
+
+    def _read(self, client: bytes, data: bytes) -> Command | None:
+        """The command in `data`; None when there is none, and its sender is told."""
+        try:
+            return decode_command(data)
+        except Exception as error:  # a front end may send anything; the core serves the others on
+            logger.error("a command cannot be read: %s", error)
+            for answer in refusals_of(data, error):
+                self.send(client, answer)
+        return None
 
     def send(self, client: bytes, message: Message) -> bool:
         """Send without waiting; False when the front end is gone or does not read."""

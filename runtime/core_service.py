@@ -9,6 +9,7 @@ meanwhile before it plans the next one.
 
 from __future__ import annotations
 
+import logging
 import time
 
 from girih.kernels.errors import EngineError, GirihError, QueueFullError
@@ -31,6 +32,8 @@ from girih.runtime.messages import (
     Refusal,
 )
 from girih.runtime.request import EngineOutput, EngineRequest
+
+logger = logging.getLogger(__name__)
 
 ALIVE_SECONDS = 1.0  # between signs of life
 
@@ -135,19 +138,26 @@ class CoreService:
 
 
 def admit(core: EngineCore, request: EngineRequest) -> Admission:
-    """Hand a request to the core and say how that went."""
+    """Hand a request to the core and say how that went; no request brings the core down."""
     try:
         core.add_request(request)
-    except GirihError as error:
+    except Exception as error:
         if isinstance(error, QueueFullError):
             note_refusal(core, error)
+        _log_unexpected(f"request {request.request_id}", error)
         return Admission(request.request_id, Refusal.of(error))
     return Admission(request.request_id)
 
 
 def answer_call(core: EngineCore, call: Call) -> Answer:
-    """Do what `call` asks and say how that went."""
+    """Do what `call` asks and say how that went; no call brings the core down."""
     try:
         return Answer(call.call_id, call_method(core, call.method, call.arguments))
-    except (GirihError, TypeError) as error:
+    except Exception as error:
+        _log_unexpected(call.method, error)
         return Answer(call.call_id, refusal=Refusal.of(error))
+
+
+def _log_unexpected(what: str, error: Exception) -> None:
+    if not isinstance(error, GirihError):
+        logger.error("%s failed", what, exc_info=error)

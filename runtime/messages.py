@@ -190,9 +190,34 @@ def encode(record: Command | Message) -> bytes:
 
 
 def decode_command(data: bytes) -> Command:
-    """Return the command in `data`."""
+    """Return the command in `data`.
+
+    Raises:
+        Exception: `data` is no command, or a value in it refuses itself (see `refusals_of`).
+    """
     command: Command = _command_decoder.decode(data)
     return command
+
+
+def refusals_of(data: bytes, error: Exception) -> list[Admission | Answer]:
+    """The answers to a command that `decode_command` could not read, for whoever waits for them.
+
+    Args:
+        data: the command.
+        error: what was raised.
+
+    Returns:
+        One answer per request or call that `data` names; empty when it names none.
+    """
+    refusal = Refusal("RequestError", f"the engine cannot read the request: {error}")
+    try:
+        fields = msgspec.msgpack.decode(data)
+        if "call_id" in fields:
+            return [Answer(int(fields["call_id"]), refusal=refusal)]
+        requests = fields.get("requests", [fields["request"]] if "request" in fields else [])
+        return [Admission(str(request["request_id"]), refusal) for request in requests]
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError):
+        return []
 
 
 def decode_message(data: bytes) -> Message:

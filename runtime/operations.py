@@ -87,8 +87,8 @@ class Operations:
 
         Raises:
             RequestError: no such level or mode.
-            BusyError: requests are unfinished and the mode is "refuse", or compiled code is still
-                being taken in.
+            BusyError: requests are unfinished and the mode is "refuse", compiled code is still
+                being taken in, or new weights wait for requests to end.
         """
         if level not in LEVELS:
             raise RequestError(f"level is {level!r}; it is 1 (weights and KV) or 2", "level")
@@ -126,7 +126,7 @@ class Operations:
 
         Raises:
             RequestError: they are of another model, or cannot be read; the old ones serve on.
-            BusyError: as `sleep`; also while the core sleeps.
+            BusyError: as `sleep`; also while the core sleeps, or is about to.
             BundleError: the canary failed with them; the old ones serve on.
         """
         if self._level:
@@ -147,9 +147,10 @@ class Operations:
         (name, work), self._pending = self._pending, None
         try:
             self._settle(work)
-        except GirihError as error:
-            logger.error("%s failed: %s", name, error)
-            self._error = str(error)
+        except Exception as error:
+            is_own = isinstance(error, GirihError)
+            logger.error("%s failed: %s", name, error, exc_info=None if is_own else error)
+            self._error = str(error) if is_own else f"{type(error).__name__}: {error}"
 
     def _runner(self) -> MemoryRunner:
         runner = self._core.runner
@@ -160,6 +161,7 @@ class Operations:
     def _when_idle(self, name: str, mode: str, work: Callable[[], None]) -> OperationState:
         if mode not in MODES:
             raise RequestError(f"mode is {mode!r}; it is one of {', '.join(MODES)}", "mode")
+        self._check_pending(name)
         self._error = None
         core = self._core
         if core.has_requests and mode == "refuse":
@@ -176,6 +178,14 @@ class Operations:
         core.abort_all()
         self._settle(work)
         return self.state
+
+    def _check_pending(self, name: str) -> None:
+        """Raise `BusyError` when something of another kind waits for requests to end."""
+        waits = self._pending[0] if self._pending is not None else name
+        if waits.startswith("sleep") != name.startswith("sleep"):
+            raise BusyError(
+                f"{waits} follows when the running requests have ended; ask for {name} after that"
+            )
 
     def _settle(self, work: Callable[[], None]) -> None:
         """Let plans in flight, which concern nobody any more, come to their end; then work."""

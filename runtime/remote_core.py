@@ -90,8 +90,8 @@ class RemoteCore:
             As `EngineCore.add_request`, for the first that was refused.
         """
         self._check_alive()
-        self._unfinished |= dict.fromkeys(request.request_id for request in requests)
         self._connection.send(AddRequests(list(requests)))
+        self._unfinished |= dict.fromkeys(request.request_id for request in requests)
         refused: list[Refusal] = []
         for _ in requests:
             admission = self._await(lambda m: isinstance(m, Admission))

@@ -15,7 +15,7 @@ import torch
 from girih.graph.executable import Executable, return_freed_memory
 from girih.graph.inductor import TileFn
 from girih.graph.spec import ModelSpec
-from girih.kernels.errors import BundleError, ConfigError, RequestError, SourceError
+from girih.kernels.errors import ConfigError, RequestError, SourceError
 
 Weights = dict[str, torch.Tensor]
 
@@ -82,7 +82,7 @@ class Resident:
 
         Raises:
             RequestError: they are of another model, or cannot be read.
-            BundleError: the canary fails with them. The old ones serve on in both cases.
+            BundleError: the canary fails with them. The old ones serve on, whatever was raised.
         """
         self._require_built()
         torch.set_num_threads(self._threads)
@@ -95,7 +95,7 @@ class Resident:
         self._executable.set_weights(fresh)
         try:
             note = self._check(fresh)
-        except BundleError:
+        except BaseException:
             self._executable.set_weights(old)
             raise
         self._spec = spec

@@ -108,10 +108,10 @@ class Scheduler:
         max_total_tokens = self.limits.max_total_tokens(source)
         self._check_queue(len(source.prompt_token_ids))
         request = Request(source, self._next_sequence, max_total_tokens)
-        self._next_sequence += 1
-        self.requests[request.request_id] = request
         self.kv_cache.hash_prompt(request)
         request.ticket = self.gate.ticket(request.sampling)
+        self._next_sequence += 1  # nothing is kept of a request that failed up to here
+        self.requests[request.request_id] = request
         if request.must_wait:
             request.status = RequestStatus.BLOCKED
             self.blocked[request.request_id] = request

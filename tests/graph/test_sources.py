@@ -238,3 +238,9 @@ def test_directory_that_holds_a_gguf_points_at_the_file(tmp_path):
     (tmp_path / "m.gguf").write_bytes(b"")
     with pytest.raises(SourceError, match=r"give the \.gguf file itself"):
         resolve_source(str(tmp_path))
+
+
+@pytest.mark.parametrize("source", ["a" * 5000, "~no-such-user-here/model"])
+def test_a_path_that_cannot_be_looked_at_is_a_source_error(source):
+    with pytest.raises(SourceError, match="cannot be looked at"):
+        resolve_source(source)

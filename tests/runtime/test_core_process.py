@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+import msgspec
 import pytest
 import support_process
 from support_core import collect, make_request
@@ -17,6 +18,8 @@ from girih.runtime.core_connection import CoreConnection, Disconnected
 from girih.runtime.core_process import CoreSupervisor
 from girih.runtime.messages import AddRequest, Call, Outputs, Ready
 from girih.runtime.remote_core import RemoteCore
+from girih.runtime.request import EngineRequest
+from girih.runtime.sampling_params import SamplingParams
 from girih.runtime.socket_folder import SocketFolder
 
 SECONDS = 20
@@ -270,3 +273,35 @@ def test_a_core_that_never_was_ready_is_not_started_again(supervised):
     _, errors = supervised(restart=True, build_error="no such model")
     wait_for(lambda: errors)
     assert isinstance(errors[0], SourceError)
+
+
+def test_what_the_core_cannot_read_is_refused_and_others_go_on(remote):
+    core = remote()
+    core.add_request(make_request("good", max_tokens=20))
+    odd = SamplingParams(max_tokens=3)
+    msgspec.structs.force_setattr(odd, "ignore_eos", "yes")
+    with pytest.raises(RequestError, match="cannot read the request: Expected `bool`, got `str`"):
+        core.add_requests(
+            [EngineRequest(request_id=name, prompt_token_ids=[1], sampling=odd) for name in "ab"]
+        )
+    negative = SamplingParams(max_tokens=3)
+    msgspec.structs.force_setattr(negative, "temperature", -1.0)
+    with pytest.raises(RequestError, match=r"temperature is -1\.0"):
+        core.add_request(EngineRequest(request_id="a", prompt_token_ids=[1], sampling=negative))
+    core._connection._socket.send(b"\xc1 no message at all")
+    assert len(run_to_end(core)["good"].tokens) == 20
+    core.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"cache_salt": "\ud800"}, {"priority": 2**70}],
+    ids=["half a character", "70 bits"],
+)
+def test_what_cannot_travel_is_refused(remote, wrong):
+    core = remote()
+    with pytest.raises(RequestError, match="cannot be sent to the engine's process"):
+        core.add_request(make_request("a", **wrong))
+    assert not core.has_work()
+    core.add_request(make_request("a", max_tokens=3))
+    assert len(run_to_end(core)["a"].tokens) == 3

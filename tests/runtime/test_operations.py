@@ -8,7 +8,9 @@ from support_fake_runner import FakeRunner
 
 from girih.kernels.errors import BusyError, RequestError, UnavailableError, WeightError
 from girih.runtime.control import call_method
+from girih.runtime.core_service import admit, answer_call
 from girih.runtime.engine import EngineCore
+from girih.runtime.messages import Call
 
 
 class MemoryFake(FakeRunner):
@@ -195,3 +197,39 @@ def test_a_sleep_that_waits_can_be_called_off(core):
     core.add_request(make_request("b", max_tokens=2))
     assert run_to_end(core).keys() == {"a", "b"}
     assert core.runner.done == []
+
+
+def test_what_waits_is_not_forgotten_for_something_else(core):
+    core.add_request(make_request("a", max_tokens=20))
+    core.step()
+    ask(core, "sleep", mode="wait")
+    for mode in ("wait", "abort"):
+        with pytest.raises(BusyError, match=r"sleep \(level 1\) follows .* loading weights after"):
+            ask(core, "reload_weights", mode=mode)
+    assert run_to_end(core)["a"].finish_reason == "length"
+    assert core.runner.done == ["sleep 1"]
+
+
+def test_no_call_brings_the_core_down(core):
+    core.add_request(make_request("a", max_tokens=9))
+    core.runner.reload_weights = lambda path: (_ for _ in ()).throw(OSError("disk on fire"))
+    answer = answer_call(core, Call(1, "reload_weights", {"mode": "abort"}))
+    assert (answer.refusal.kind, answer.refusal.message) == ("EngineError", "OSError: disk on fire")
+    answer = answer_call(core, Call(2, "sleep", {"depth": 1}))
+    assert "depth" in answer.refusal.message
+    core.add_request(make_request("b", max_tokens=9))
+    ask(core, "reload_weights", mode="wait")
+    assert len(run_to_end(core)["b"].tokens) == 9
+    assert ask(core, "operation").error == "OSError: disk on fire"
+    core.add_request(make_request("c", max_tokens=3))
+    assert len(run_to_end(core)["c"].tokens) == 3
+
+
+def test_a_request_that_cannot_be_taken_in_leaves_nothing(core):
+    broken = make_request("a", 40, cache_salt="half of a character: \ud800")
+    admission = admit(core, broken)
+    assert "UnicodeEncodeError" in admission.refusal.message
+    core.check_integrity()
+    assert not core.has_requests
+    core.add_request(make_request("a", 40, max_tokens=3))
+    assert len(run_to_end(core)["a"].tokens) == 3

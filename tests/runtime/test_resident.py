@@ -66,6 +66,18 @@ def test_another_model_is_refused_and_the_old_weights_serve(llm):
     assert tokens(llm) == before
 
 
+def test_whatever_fails_with_new_weights_the_old_ones_serve(llm, monkeypatch):
+    before = tokens(llm)
+
+    def fail(weights):
+        raise MemoryError("no room for the canary")
+
+    monkeypatch.setattr(llm.handle.core.runner.resident, "_check", fail)
+    with pytest.raises(MemoryError):
+        llm.reload_weights(str(tiny_model("llama", seed=1)))
+    assert tokens(llm) == before
+
+
 def test_damaged_weights_are_refused_and_the_old_ones_serve(llm, tmp_path):
     before = tokens(llm)
     damaged = tmp_path / "damaged"
