@@ -31,6 +31,7 @@ from girih.serve.async_engine import AsyncEngine
 from girih.serve.config import SamplingConfig, ServeConfig
 from girih.serve.engine_start import EngineStart, StartedEngine
 from girih.serve.port import check_certificate, open_port
+from girih.serve.http_connection import connection_type
 from girih.serve.sampling_defaults import SamplingDefaults, read_generation_config
 
 DEATH_NOTICE_SECONDS = 2.0  # a dead engine's server stays up so long, for probes to see why
@@ -90,6 +91,8 @@ class GirihServer:
         self.port = listener.getsockname()[1]
         settings = uvicorn.Config(
             self.app,
+            http=connection_type(self._config.body_seconds),
+            ws="none",
             log_config=None,
             access_log=False,
             lifespan="on",

@@ -292,6 +292,86 @@ def test_nonsense_on_the_wire_ends_that_connection_only(shared_server):
     assert shared_server.get("/health").status_code == 200
 
 
+def wire(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def read_to_end(connection):
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(65536):
+            received += part
+    return received
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        b"GET /health HTTP/1.1\r\nhost: x\r\nx: ",
+        b"GET /",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: ",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1;x=",
+    ],
+    ids=["header", "path", "trailer", "chunk extension"],
+)
+def test_a_head_without_end_is_cut(shared_server, opening):
+    with wire(shared_server) as connection:
+        connection.sendall(opening)
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while sent < 50_000_000:
+                sent += connection.send(b"a" * 65536)
+        assert sent < 20_000_000  # what the kernel's buffers take
+        answer = read_to_end(connection)
+    assert answer == b"" or b" 431 " in answer  # a reset may come before the answer
+    assert shared_server.get("/health").status_code == 200
+
+
+def test_many_headers_are_cut_and_said_so(shared_server):
+    with wire(shared_server) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 14_000)
+        time.sleep(0.2)
+        answer = read_to_end(connection)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 431 ")
+    assert "more than 65536 bytes" in json.loads(body)["error"]["message"]
+
+
+def test_who_sends_no_head_is_left(new_server):
+    server = new_server(serve={"body_seconds": 0.3})
+    with wire(server) as silent, wire(server) as slow, wire(server) as between:
+        slow.sendall(b"GET /health HTTP/1.1\r\nhost: ")
+        between.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b" 200 " in between.recv(65536)
+        assert read_to_end(silent) == b""
+        answer = read_to_end(slow)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert "0.3 s" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+        time.sleep(0.2)  # longer than a head may take: this one waits for its next request
+        between.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b" 200 " in between.recv(65536)
+
+
+def test_a_body_is_no_head(shared_server):
+    text = json.dumps({"prompt": "a", "max_tokens": 1, "x": "y" * 500_000}).encode()
+    chunks = [text[i : i + 40_000] for i in range(0, len(text), 40_000)]
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    with wire(shared_server) as connection:
+        connection.sendall(head + b"transfer-encoding: chunked\r\n\r\n")
+        for chunk in chunks:
+            connection.sendall(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n")
+        connection.sendall(b"0\r\n\r\n")
+        assert read_to_end(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def test_what_is_no_http_is_refused_in_the_one_shape(shared_server):
+    with wire(shared_server) as connection:
+        connection.sendall(b"no http\r\n\r\n")
+        answer = read_to_end(connection)
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == 400
+
+
 def test_the_server_still_answers_after_all_this(shared_server):
     answer = send(shared_server, "/v1/completions", json.dumps(BASES["/v1/completions"]))
     assert answer.status_code == 200
