@@ -119,11 +119,14 @@ class RemoteCore:
                 self._received.extend(self._next_messages())
             while self._received:
                 self._note(self._received.popleft())
-        outputs = [o for o in self._outputs if o.request_id in self._unfinished]
-        self._outputs.clear()
-        for output in outputs:
+        outputs = []
+        while self._outputs:
+            output = self._outputs.popleft()
+            if output.request_id not in self._unfinished:
+                continue  # it was aborted, or a core that died has told its end already
+            outputs.append(output)
             if output.finish_reason is not None:
-                self._unfinished.pop(output.request_id, None)
+                del self._unfinished[output.request_id]
         return outputs
 
     def reset_prefix_cache(self) -> None:
