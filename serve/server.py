@@ -26,12 +26,12 @@ import uvicorn
 from girih.graph.progress import Progress, ProgressEvent, no_progress
 from girih.kernels.errors import EngineError, GirihError
 from girih.serve.api.app import create_app
+from girih.serve.api.connection import connection_type
 from girih.serve.api.state import Served, ServerState
 from girih.serve.async_engine import AsyncEngine
 from girih.serve.config import SamplingConfig, ServeConfig
 from girih.serve.engine_start import EngineStart, StartedEngine
 from girih.serve.port import check_certificate, open_port
-from girih.serve.http_connection import connection_type
 from girih.serve.sampling_defaults import SamplingDefaults, read_generation_config
 
 DEATH_NOTICE_SECONDS = 2.0  # a dead engine's server stays up so long, for probes to see why

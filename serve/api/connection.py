@@ -1,6 +1,6 @@
 """uvicorn's HTTP connection with a bound on what it bounds nowhere: the head of a request.
 
-    connected ─▶ head: HEAD_BYTES, `head_seconds` ─▶ body: see `api/middleware.py` ─▶ answer ─╮
+    connected ─▶ head: HEAD_BYTES, `head_seconds` ─▶ body: see `middleware.py` ─▶ answer ─╮
         ▲                                                                                    │
         ╰── idle: uvicorn's keep-alive ◀─────────────────────────────────────────────────────╯
 
