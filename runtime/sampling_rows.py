@@ -28,6 +28,11 @@ IntArray = npt.NDArray[np.integer]
 RANDOM, MIN_P, TOP_K, TOP_P, PENALTY, EDIT, LOGPROBS, PLUGIN = (1 << bit for bit in range(8))
 
 
+# Of float32: beyond them 0 or infinity would stand, which make NaN of a banned token's logit.
+_LARGEST = float(np.finfo(np.float32).max)
+_SMALLEST = float(np.finfo(np.float32).tiny)
+
+
 class RowEdits:
     """Settings of one row that change single logits, ready to be put together.
 
@@ -126,7 +131,7 @@ class SamplingRows:
         if seed is None:
             seed = int(self._entropy.integers(2**63))
         self._flags[row] = flags
-        self._temperature[row] = params.temperature
+        self._temperature[row] = min(params.temperature, _LARGEST)
         self._min_p[row] = params.min_p
         self._top_k[row] = min(params.top_k, self.vocab_size)
         if params.top_k <= 0:
@@ -134,7 +139,7 @@ class SamplingRows:
         self._top_p[row] = params.top_p
         self._seeds[row] = seed % 2**64
         self._penalties[row] = (
-            params.repetition_penalty,
+            min(max(params.repetition_penalty, _SMALLEST), _LARGEST),
             params.frequency_penalty,
             params.presence_penalty,
         )

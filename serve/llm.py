@@ -275,10 +275,10 @@ class LLM:
         outputs = run_texts(self._core, plan.texts, self._names(len(plan.texts)))
         scores = plan.scores([output.pooled or b"" for output in outputs])
         return [
-            ScoreOutput(
-                score, plan.tokens_of(place), outputs[plan.pairs[place][-1]].num_cached_tokens
+            ScoreOutput(score, num_tokens, outputs[places[-1]].num_cached_tokens)
+            for score, num_tokens, places in zip(
+                scores, plan.token_counts(), plan.pairs, strict=True
             )
-            for place, score in enumerate(scores)
         ]
 
     def _pooled(

@@ -187,10 +187,15 @@ class ScorePlan:
             for places in self.pairs
         ]
 
-    def tokens_of(self, place: int) -> int:
-        """Tokens that are computed for score number `place` and for none before it."""
-        before = set(chain.from_iterable(self.pairs[:place]))
-        return sum(len(self.texts[i].token_ids) for i in {*self.pairs[place]} - before)
+    def token_counts(self) -> list[int]:
+        """Per score the tokens that are computed for it and for none before it."""
+        before: set[int] = set()
+        counts = []
+        for places in self.pairs:
+            new = {*places} - before
+            before |= new
+            counts.append(sum(len(self.texts[place].token_ids) for place in new))
+        return counts
 
 
 def match_pairs(

@@ -9,11 +9,14 @@ from __future__ import annotations
 import collections
 import json
 import logging
-from typing import Annotated, Any, Never, TypeVar
+from collections.abc import Sequence
+from types import NoneType
+from typing import Annotated, Any, Never, TypeVar, get_args
 
 import msgspec
 from fastapi import Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from girih.serve.api.errors import ApiError
 
@@ -77,7 +80,7 @@ def parse_body(kind: type[BodyType], raw: bytes) -> BodyType:
     try:
         body = kind.model_validate_json(raw, strict=True)
     except ValidationError as error:
-        raise _as_api_error(error) from error
+        raise _as_api_error(kind, error) from error
     for name in body.ignored_fields():
         if name not in _reported and len(_reported) < 1000:
             _reported.add(name)
@@ -94,7 +97,7 @@ def make_body(kind: type[BodyType], fields: dict[str, Any]) -> BodyType:
     try:
         return kind.model_validate_json(msgspec.json.encode(fields), strict=True)
     except ValidationError as error:
-        raise _as_api_error(error) from error
+        raise _as_api_error(kind, error) from error
 
 
 def ignored_header(body: Body) -> dict[str, str]:
@@ -128,8 +131,8 @@ def _refuse_constant(name: str) -> Never:
     raise ApiError(400, f"the body has the value {name}, which JSON does not allow", code="json")
 
 
-def _as_api_error(error: ValidationError) -> ApiError:
-    problems = error.errors(include_url=False, include_context=False)
+def _as_api_error(kind: type[Body], error: ValidationError) -> ApiError:
+    problems = _one_per_field(kind, error.errors(include_url=False, include_context=False))
     if problems[0]["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {problems[0]['msg']}", code="json")
     texts: list[str] = []
@@ -139,6 +142,41 @@ def _as_api_error(error: ValidationError) -> ApiError:
         texts.append(f"{field[:MAX_SHOWN]}: {problem['msg']} (got {seen})")
     param = str(problems[0]["loc"][0]) if problems[0]["loc"] else None
     return ApiError(400, "; ".join(texts), param)
+
+
+def _one_per_field(kind: type[Body], problems: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """The problems, with one instead of many for a field that may have one of several types.
+
+    Pydantic tells what is wrong with each type, under names of its own.
+    """
+    by_field: dict[Any, list[ErrorDetails]] = {}
+    for problem in problems:
+        by_field.setdefault(problem["loc"][:1], []).append(problem)
+    found: list[ErrorDetails] = []
+    for loc, group in by_field.items():
+        field = kind.model_fields.get(str(loc[0])) if loc else None
+        types = {*get_args(field.annotation)} - {NoneType} if field is not None else set()
+        if field is None or len(types) < 2:
+            found += group
+        else:
+            found.append(_of_union(group, field.description or ""))
+    return found
+
+
+def _of_union(group: Sequence[ErrorDetails], description: str) -> ErrorDetails:
+    """The entry that the type which fits best does not take, or what the field may be."""
+
+    def place(problem: ErrorDetails) -> int:
+        inside = problem["loc"][2:3]
+        return inside[0] if inside and isinstance(inside[0], int) else -1
+
+    firsts: dict[Any, ErrorDetails] = {}  # of each type, whose name is behind the field's
+    for problem in group:
+        firsts.setdefault(problem["loc"][1:2], problem)
+    best, shortest = max(firsts.values(), key=place), min(group, key=lambda p: len(p["loc"]))
+    if place(best) >= 0:
+        return {**best, "loc": (best["loc"][0], *best["loc"][2:])}
+    return {**shortest, "loc": shortest["loc"][:1], "msg": description or shortest["msg"]}
 
 
 def _shown(value: Any) -> str:

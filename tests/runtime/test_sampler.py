@@ -367,3 +367,19 @@ def test_logprobs_are_of_the_raw_distribution_and_only_for_rows_that_ask():
     assert record.top_logprobs[1] == record.logprob
     assert output.logprobs[2].rank == 1
     assert output.logprobs[2].top_token_ids == []
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [{"temperature": 1e39}, {"repetition_penalty": 1e-320}, {"repetition_penalty": 1e39}],
+)
+def test_settings_beyond_float32_never_choose_what_is_banned(extreme):
+    params = SamplingParams(**{"temperature": 1.0, "seed": 7, "bad_words": ((3,),), **extreme})
+    logits = torch.zeros(1, 5)
+    logits[0, 3] = 9.0
+    chosen = set()
+    for length in range(1, 30):
+        inputs = ask([params], 5, [([3] * length, [])])
+        chosen.add(sample(logits, inputs).token_ids.item())
+    assert 3 not in chosen
+    assert len(chosen) > 1  # and chance is not lost

@@ -203,6 +203,17 @@ def test_deleting_a_response_in_the_background_ends_it(slow, slow_client):
     assert len(slow.server.state.background) == 0
 
 
+def test_as_many_responses_run_in_the_background_as_can_be_kept(new_server):
+    server = new_server(step_seconds=0.02, serve={"max_stored_responses": 2})
+    body = {"input": "x", "background": True, "max_output_tokens": 200}
+    begun = [server.post("/v1/responses", **body).json() for _ in range(2)]
+    refused = server.post("/v1/responses", **body)
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert "serve.max_stored_responses is 2" in refused.json()["error"]["message"]
+    server.post(f"/v1/responses/{begun[0]['id']}/cancel")
+    assert server.post("/v1/responses", **body).status_code == 200
+
+
 def test_a_response_in_the_background_tells_that_it_failed(new_server):
     server = new_server(fail_at={3: ValueError("broken")})
     begun = server.post("/v1/responses", input="x", background=True, max_output_tokens=50).json()

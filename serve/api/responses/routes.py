@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from girih.kernels.errors import RequestError
+from girih.kernels.errors import QueueFullError, RequestError
 from girih.serve.api.bodies import ignored_header
 from girih.serve.api.chat_job import ChatJob, ChatNews, start_chat
 from girih.serve.api.errors import as_api_error, json_response, renamed_params
@@ -31,7 +31,7 @@ CONTINUED = ("completed", "incomplete")
 async def create_response(request: Request) -> Response:
     """Answer input items, streamed or whole; the answer is kept for later turns."""
     state, body, served = await open_request(request, ResponsesRequest)
-    _check_background(body, state.responses)
+    _check_background(body, state)
     history = _history(body, state.responses)
     opening = [{"role": "system", "content": body.instructions}] if body.instructions else []
     chat = as_chat(body, opening + history)
@@ -109,9 +109,10 @@ def _store(request: Request) -> ResponseStore:
     return _state(request).responses
 
 
-def _check_background(body: ResponsesRequest, store: ResponseStore) -> None:
+def _check_background(body: ResponsesRequest, state: ServerState) -> None:
     if not body.background:
         return
+    store, limit = state.responses, state.config.max_stored_responses
     if body.stream:
         raise RequestError(
             "background and stream are both true; a response in the background is not streamed, "
@@ -123,6 +124,11 @@ def _check_background(body: ResponsesRequest, store: ResponseStore) -> None:
             "background is true, but the response would not be stored, so that nobody could read "
             "it (store is false, or serve.max_stored_responses is 0)",
             param="background",
+        )
+    if len(state.background) >= limit:
+        raise QueueFullError(
+            f"{len(state.background)} responses run in the background, serve.max_stored_responses "
+            f"is {limit}: try again later"
         )
 
 
