@@ -369,7 +369,7 @@ def test_what_is_no_http_is_refused_in_the_one_shape(shared_server):
     with wire(shared_server) as connection:
         connection.sendall(b"no http\r\n\r\n")
         answer = read_to_end(connection)
-    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == 400
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
 
 
 def test_the_server_still_answers_after_all_this(shared_server):
