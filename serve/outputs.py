@@ -17,7 +17,7 @@ class CompletionOutput:
         token_ids: generated ids, an end token included.
         logprobs: one entry per token when asked for.
         cumulative_logprob: sum over the tokens, or None without logprobs.
-        finish_reason: "stop", "length", "abort" or "error".
+        finish_reason: "stop" or "length"; None until then.
         stop_reason: the stop string or stop token id; None for the model's end token.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -11,23 +11,18 @@ from fastapi import APIRouter, Request, Response
 from girih.runtime.request import TokenLogprobs
 from girih.serve.api.bodies import ignored_header
 from girih.serve.api.completion_plan import TextPrompt, plan_completion, scores_only
-from girih.serve.api.errors import as_api_error, json_response
+from girih.serve.api.errors import json_response
 from girih.serve.api.generation import LONG_BODY, Plan, Usage
 from girih.serve.api.logprobs import LogprobsFormatter, TextOffsets, prompt_offsets
 from girih.serve.api.protocol import CompletionRequest
 from girih.serve.api.state import Served, open_request
 from girih.serve.api.streaming import (
-    DONE,
-    KEEP_ALIVE,
     EventStream,
+    choice_events,
     collect,
-    event,
-    interleave,
-    raise_if_failed,
     run_until_disconnect,
     submit_all,
 )
-from girih.serve.async_engine import RequestStream
 from girih.serve.output_processor import Delta
 
 router = APIRouter()
@@ -44,7 +39,7 @@ async def completions(request: Request) -> Response:
     streams = await submit_all(served.engine, plan.requests)
     writer = _CompletionWriter(body, served, plan, prompts)
     if body.stream:
-        chunks = writer.chunks(streams, state.config.keep_alive_seconds)
+        chunks = choice_events(writer, streams, body, state.config.keep_alive_seconds)
         return EventStream(chunks, streams, ignored_header(body))
     deltas = await run_until_disconnect(request, collect(streams))
     if deltas is None:
@@ -63,7 +58,7 @@ class _CompletionWriter:
         self._prompts = prompts
         self._tokenizer = served.tokenizer
         self._scores_only = scores_only(body)
-        self._head = {
+        self.head = {
             "id": plan.response_id,
             "object": "text_completion",
             "created": plan.created,
@@ -76,48 +71,20 @@ class _CompletionWriter:
             served.tokenizer, False, body.prompt_logprobs or 0
         )
         self._offsets = [self._start_offsets(index) for index in range(len(plan.requests))]
-        self._usage = Usage(sum(len(prompt) for prompt in plan.prompts))
+        self._begun: set[int] = set()
+        self.usage = Usage(sum(len(prompt) for prompt in plan.prompts))
 
     def whole(self, deltas: Sequence[Delta]) -> dict[str, Any]:
         """Return the body of an answer that is not streamed."""
-        choices = []
-        for index, delta in enumerate(deltas):
-            self._count(index, delta)
-            choices.append(self._choice(index, delta, is_first=True))
-        return {**self._head, "choices": choices, "usage": self._usage.body()}
+        choices = [self.choice(index, delta) for index, delta in enumerate(deltas)]
+        return {**self.head, "choices": choices, "usage": self.usage.body()}
 
-    async def chunks(
-        self, streams: Sequence[RequestStream], keep_alive_seconds: float
-    ) -> AsyncIterator[bytes]:
-        """Yield the events of a streamed answer."""
-        seen: set[int] = set()
-        options = self._body.stream_options
-        with_usage = options is not None and options.include_usage
-        running = options is not None and with_usage and options.continuous_usage_stats
-        try:
-            interval = self._body.stream_interval or 1
-            async for item in interleave(streams, keep_alive_seconds, interval):
-                if item is None:
-                    yield KEEP_ALIVE
-                    continue
-                index, delta = item
-                raise_if_failed(delta)
-                self._count(index, delta)
-                choice = self._choice(index, delta, is_first=index not in seen)
-                seen.add(index)
-                chunk = {**self._head, "choices": [choice]}
-                yield event({**chunk, "usage": self._usage.body()} if running else chunk)
-            if with_usage:
-                yield event({**self._head, "choices": [], "usage": self._usage.body()})
-        except Exception as error:  # the status line is sent: tell it in the stream
-            yield event(as_api_error(error).body())
-        yield DONE
-
-    def _count(self, index: int, delta: Delta) -> None:
+    def choice(self, index: int, delta: Delta) -> dict[str, Any]:
+        """Return what is new in a choice, and count it."""
         prompt_index = index // len(self._plan.params)
-        self._usage.add(prompt_index, delta, count_tokens=not self._scores_only)
-
-    def _choice(self, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
+        self.usage.add(prompt_index, delta, count_tokens=not self._scores_only)
+        is_first = index not in self._begun
+        self._begun.add(index)
         echoed = bool(self._body.echo) and is_first
         text = "" if self._scores_only else delta.text
         token_ids = [] if self._scores_only else delta.token_ids

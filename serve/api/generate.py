@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -11,23 +11,18 @@ from pydantic import Field
 from girih.kernels.errors import RequestError
 from girih.serve.api.bodies import Body, Integer, ignored_header, make_body
 from girih.serve.api.completion_plan import plan_completion
-from girih.serve.api.errors import as_api_error, json_response, renamed_params
+from girih.serve.api.errors import json_response, renamed_params
 from girih.serve.api.generation import Plan, Usage
 from girih.serve.api.logprobs import LogprobsFormatter
 from girih.serve.api.protocol import SAMPLER_FIELDS, CompletionRequest, StreamOptions, described
 from girih.serve.api.state import Served, open_request
 from girih.serve.api.streaming import (
-    DONE,
-    KEEP_ALIVE,
     EventStream,
+    choice_events,
     collect,
-    event,
-    interleave,
-    raise_if_failed,
     run_until_disconnect,
     submit_all,
 )
-from girih.serve.async_engine import RequestStream
 from girih.serve.output_processor import Delta
 
 router = APIRouter()
@@ -87,7 +82,7 @@ async def generate(request: Request) -> Response:
     streams = await submit_all(served.engine, plan.requests)
     writer = _GenerateWriter(body, served, plan)
     if body.stream:
-        chunks = writer.chunks(streams, state.config.keep_alive_seconds)
+        chunks = choice_events(writer, streams, body, state.config.keep_alive_seconds)
         return EventStream(chunks, streams, ignored_header(body))
     deltas = await run_until_disconnect(request, collect(streams))
     if deltas is None:
@@ -119,7 +114,7 @@ class _GenerateWriter:
         self._body = body
         self._plan = plan
         params = plan.params[0]
-        self._head = {
+        self.head = {
             "request_id": plan.response_id.removeprefix("cmpl-"),
             "object": "token_completion",
             "created": plan.created,
@@ -129,42 +124,20 @@ class _GenerateWriter:
         self._prompt_logprobs = LogprobsFormatter(
             served.tokenizer, True, params.prompt_logprobs or 0
         )
-        self._usage = Usage(len(plan.prompts[0]))
+        self.usage = Usage(len(plan.prompts[0]))
 
     def whole(self, deltas: Sequence[Delta]) -> dict[str, Any]:
         """Return the body of an answer that is not streamed."""
-        choices = [self._choice(index, delta) for index, delta in enumerate(deltas)]
-        body = {**self._head, "choices": choices, "usage": self._usage.body()}
+        choices = [self.choice(index, delta) for index, delta in enumerate(deltas)]
+        body = {**self.head, "choices": choices, "usage": self.usage.body()}
         records = deltas[0].prompt_logprobs
         if records is not None:
             body["prompt_logprobs"] = self._prompt_logprobs.prompt(records)
         return body
 
-    async def chunks(
-        self, streams: Sequence[RequestStream], keep_alive_seconds: float
-    ) -> AsyncIterator[bytes]:
-        """Yield the events of a streamed answer."""
-        options = self._body.stream_options
-        with_usage = options is not None and options.include_usage
-        running = options is not None and with_usage and options.continuous_usage_stats
-        try:
-            interval = self._body.stream_interval or 1
-            async for item in interleave(streams, keep_alive_seconds, interval):
-                if item is None:
-                    yield KEEP_ALIVE
-                    continue
-                index, delta = item
-                raise_if_failed(delta)
-                chunk = {**self._head, "choices": [self._choice(index, delta)]}
-                yield event({**chunk, "usage": self._usage.body()} if running else chunk)
-            if with_usage:
-                yield event({**self._head, "choices": [], "usage": self._usage.body()})
-        except Exception as error:  # the status line is sent: tell it in the stream
-            yield event(as_api_error(error).body())
-        yield DONE
-
-    def _choice(self, index: int, delta: Delta) -> dict[str, Any]:
-        self._usage.add(0, delta)
+    def choice(self, index: int, delta: Delta) -> dict[str, Any]:
+        """Return what is new in a choice, and count it."""
+        self.usage.add(0, delta)
         records = delta.logprobs
         return {
             "index": index,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from fastapi import Request, Response
@@ -13,7 +13,9 @@ from starlette.types import Receive, Scope, Send
 
 from girih.runtime.request import EngineRequest
 from girih.runtime.structured.backends import check as check_structured
-from girih.serve.api.errors import ApiError
+from girih.serve.api.errors import ApiError, as_api_error
+from girih.serve.api.generation import Usage
+from girih.serve.api.protocol import StreamOptions
 from girih.serve.async_engine import AsyncEngine, RequestStream
 from girih.serve.output_processor import Delta
 
@@ -125,6 +127,49 @@ async def interleave(
         for task in pumps:
             task.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
+
+
+class ChoiceWriter(Protocol):
+    """Writes an answer that is made of choices."""
+
+    head: dict[str, Any]
+    usage: Usage
+
+    def choice(self, index: int, delta: Delta) -> dict[str, Any]:
+        """Return what is new in a choice, and count it."""
+
+
+class StreamedBody(Protocol):
+    """What a request says of its stream."""
+
+    stream_options: StreamOptions | None
+    stream_interval: int | None
+
+
+async def choice_events(
+    writer: ChoiceWriter,
+    streams: Sequence[RequestStream],
+    body: StreamedBody,
+    keep_alive_seconds: float,
+) -> AsyncIterator[bytes]:
+    """Yield the events of a streamed answer: a chunk per news, the usage, the end."""
+    options = body.stream_options
+    with_usage = options is not None and options.include_usage
+    running = options is not None and with_usage and options.continuous_usage_stats
+    try:
+        async for item in interleave(streams, keep_alive_seconds, body.stream_interval or 1):
+            if item is None:
+                yield KEEP_ALIVE
+                continue
+            index, delta = item
+            raise_if_failed(delta)
+            chunk = {**writer.head, "choices": [writer.choice(index, delta)]}
+            yield event({**chunk, "usage": writer.usage.body()} if running else chunk)
+        if with_usage:
+            yield event({**writer.head, "choices": [], "usage": writer.usage.body()})
+    except Exception as error:  # the status line is sent: tell it in the stream
+        yield event(as_api_error(error).body())
+    yield DONE
 
 
 async def run_until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
