@@ -41,6 +41,7 @@ class Bundle:
         seconds: build seconds per stage.
         proof: what the build proved (`opt.verify`): {"passes": {NAME: RMSE}, "tiles": {KEY: RMSE},
             "note": text}; None when it was built without.
+        trial: what running its tiles on a few tokens showed, as a line; "" in older bundles.
     """
 
     path: Path
@@ -52,6 +53,7 @@ class Bundle:
     report: str
     seconds: dict[str, float]
     proof: dict[str, Any] | None = None
+    trial: str = ""
 
     def package(self, tile: str) -> Path:
         """File of a compiled tile."""
@@ -91,4 +93,5 @@ def open_bundle(path: Path) -> Bundle:
         report=program["report"],
         seconds=program["seconds"],
         proof=program.get("proof"),
+        trial=program.get("trial", ""),
     )

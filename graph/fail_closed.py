@@ -5,8 +5,9 @@
     3. outside the captured ops, a token's row depends on that token only
 
 The third makes packing several sequences into one step right: only captured ops, which get the
-boundaries of sequences, may look at other tokens. A module that stays eager is held to it by
-running it (`eager_modules`).
+boundaries of sequences, may look at other tokens. Here operators that are known to mix tokens are
+refused early; those that are not known are found by running the tiles (`row_trial`). A module that
+stays eager is held to it by running it too (`eager_modules`).
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ def check_captured(graph: fx.Graph, architecture: str) -> None:
     for node in graph.nodes:
         if writes(node):
             raise TraceError(
-                f"{architecture} writes to a tensor in place ({_where(node)}): unsupported"
+                f"{architecture} writes to a tensor in place ({where(node)}): unsupported"
             )
         values = [v for v in _flat(node.meta.get("val")) if isinstance(v, torch.Tensor)]
         if node.users and any(_token_power(value) > 1 for value in values):
             raise TraceError(
                 f"{architecture} computes a tokens x tokens tensor outside attention "
-                f"({_where(node)}): unsupported"
+                f"({where(node)}): unsupported"
             )
     _check_rows(graph, architecture)
 
@@ -84,7 +85,7 @@ def _check_rows(graph: fx.Graph, architecture: str) -> None:
         reason = _mixes_tokens(node)
         if reason:
             raise TraceError(
-                f"{architecture} {reason} outside attention and recurrences ({_where(node)}), "
+                f"{architecture} {reason} outside attention and recurrences ({where(node)}), "
                 "which would mix the sequences of a step: unsupported"
             )
 
@@ -169,7 +170,7 @@ def _degree(size: torch.SymInt) -> int:
         return 1
 
 
-def _where(node: fx.Node) -> str:
+def where(node: fx.Node) -> str:
     """The operation, the module it came from, and the line of the model's source."""
     stack = node.meta.get("nn_module_stack")
     module = list(stack.values())[-1][0] if stack else ""

@@ -25,6 +25,7 @@ from girih.graph.program import (
     AttentionStep,
     EagerStep,
     ProgramLayout,
+    RowTrial,
     StateSpec,
     StateStep,
     Step,
@@ -63,17 +64,28 @@ class Program:
         tiles: distinct regions by key, in order of first use.
         weights: plan of the weights the steps take.
         constants: values of the plan's constant entries.
+        trial: what running the tiles on a few tokens showed; None when nobody has.
     """
 
     layout: ProgramLayout
     tiles: dict[str, Tile]
     weights: WeightPlan
     constants: dict[str, torch.Tensor]
+    trial: RowTrial | None = None
 
     @property
     def num_pieces(self) -> int:
         """Tile calls per step."""
         return sum(self.layout.tile_counts.values())
+
+    @property
+    def trial_line(self) -> str:
+        """The trial for people, "" when there was none."""
+        return self.trial.as_text() if self.trial else ""
+
+
+# What a tile's nodes keep: the value's shape, and for messages the module and the source line.
+_KEPT = ("val", "nn_module_stack", "stack_trace")
 
 
 @dataclass
@@ -227,7 +239,7 @@ def _extract(piece: _Piece, shared: set[fx.Node]) -> tuple[Tile, list[fx.Node]]:
 
     for node in piece.nodes:
         new = graph.node_copy(node, copy_of)
-        new.meta = {"val": node.meta["val"], "origin": node.meta.get("nn_module_stack")}
+        new.meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
         copies[node] = new
     results = [_contiguous(graph, copies[n]) if n in shared else copies[n] for n in piece.outputs]
     outputs = graph.output(tuple(results))

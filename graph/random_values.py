@@ -76,7 +76,7 @@ def random_tensors(graph: fx.Graph, sizes: list[int]) -> list[torch.Tensor]:
                 known[name] = sizes[min(len(known), len(sizes) - 1)]
             shape.append(size if isinstance(size, int) else known[name])
         drawn = _tile_input(shape, value.dtype, number)
-        values.append(drawn % _table_rows(node) if value.dtype == torch.int64 else drawn)
+        values.append(drawn % table_rows(node) if value.dtype == torch.int64 else drawn)
     return values
 
 
@@ -119,14 +119,14 @@ def _tile_input(shape: list[int], dtype: torch.dtype, number: int) -> torch.Tens
     return torch.randn(shape, generator=generator).to(dtype)
 
 
-def _table_rows(node: fx.Node) -> int:
+def table_rows(node: fx.Node) -> int:
     """Rows of the smallest table that the numbers of `node` look up, as they are or reshaped."""
     rows = [1 << 62]
     for user in node.users:
         if user.target is torch.ops.aten.embedding.default and user.args[1] is node:
             rows.append(int(user.args[0].meta["val"].shape[0]))
         elif user.target in _RESHAPES:
-            rows.append(_table_rows(user))
+            rows.append(table_rows(user))
     return min(rows)
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +35,7 @@ from girih.graph.bundle_files import (
 from girih.graph.compile_pool import CompilePool
 from girih.graph.partition import Program, partition
 from girih.graph.progress import Progress, ProgressEvent, no_progress
+from girih.graph.row_trial import try_rows
 from girih.graph.spec import ModelSpec
 from girih.graph.tile_file import write_tile
 from girih.graph.trace import Traced, trace
@@ -101,9 +103,16 @@ def find_or_build(  # noqa: PLR0913 (the bundle's ingredients, and who watches)
 
 
 def lower_and_partition(traced: Traced, opt: OptConfig, target: Target) -> tuple[Lowered, Program]:
-    """The two stages between tracing and compiling."""
+    """The stages between tracing and compiling.
+
+    Raises:
+        PassError: as `lower`.
+        TraceError: as `partition`, and as `try_rows`: a tile mixes the tokens of a step.
+    """
     lowered = lower(traced, opt, target)
-    return lowered, partition(lowered.graph, lowered.weights, traced.constants)
+    program = partition(lowered.graph, lowered.weights, traced.constants)
+    trial = try_rows(program, traced.symbols, traced.spec.architecture)
+    return lowered, replace(program, trial=trial)
 
 
 def _look_up(path: Path, key: BundleKey, explicit: bool, proved: bool) -> Bundle | str:
@@ -222,6 +231,9 @@ class _Build:
             lowered, program = self._timed(
                 "lower", lambda: lower_and_partition(traced, self.opt, self.target)
             )
+        if program.trial is not None:
+            self.seconds["rows"] = program.trial.seconds
+            self.seconds["lower"] -= program.trial.seconds
         self.observer.split(program)
         return lowered, program
 
@@ -285,6 +297,7 @@ class _Build:
             "weights": program.weights.to_json(),
             "notes": {tile.key: tile.note for tile in program.tiles.values()},
             "report": lowered.report(),
+            "trial": program.trial_line,
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
         }
 

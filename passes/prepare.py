@@ -90,6 +90,7 @@ def _write(
         "weights": program.weights.to_json(),
         "notes": {tile.key: tile.note for tile in program.tiles.values()},
         "report": lowered.report(),
+        "trial": program.trial_line,
         "remains": remains,
     }
     (path / PREPARED).write_text(json.dumps(description))

@@ -66,7 +66,7 @@ def write_page(config: EngineConfig, path: Path, progress: Progress = no_progres
     page = render(
         PageData(
             title=f"{spec.name} at {config.opt.level} for {target.device} {target.isa}",
-            summary=spec.as_text(),
+            summary=spec.as_text() + program.trial_line,
             records=lowered.records,
             differences=differences,
             layout=program.layout,

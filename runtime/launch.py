@@ -147,7 +147,7 @@ def compile(config: EngineConfig, progress: Progress = no_progress) -> str:
     return (
         f"bundle {bundle.path}\n"
         f"{how}, {seconds:.1f} s, {size / 2**20:.1f} MiB, key {bundle.key.digest}\n"
-        f"built in: {stages}\n{_proof_line(bundle)}" + _pieces_line(bundle.layout)
+        f"built in: {stages}\n{bundle.trial}{_proof_line(bundle)}" + _pieces_line(bundle.layout)
     )
 
 
@@ -170,6 +170,7 @@ def explain(config: EngineConfig, progress: Progress = no_progress) -> str:
             f"traced {len(traced.graph.nodes)} nodes in {traced.seconds:.1f} s\n",
             lowered.report(),
             program_map(program.layout, notes, program.weights)
+            + program.trial_line
             + _groups_text(program.layout, start),
             key,
             _pieces_line(program.layout),

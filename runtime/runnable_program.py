@@ -84,7 +84,7 @@ def _while_compiling(start: Start) -> RunnableProgram:
         return _loaded(start, bundle)
     start.report.bundle = "being built; eager pieces run until then"
     key = bundle_key(start.spec, start.config.opt, start.target)
-    return replace(_eager_pieces(program), key=key.digest, build=build)
+    return replace(_eager_pieces(program, start), key=key.digest, build=build)
 
 
 def _eager(start: Start) -> RunnableProgram:
@@ -93,10 +93,11 @@ def _eager(start: Start) -> RunnableProgram:
     traced = report.timed("trace", lambda: trace(start.spec, start.progress))
     _, program = report.timed("lower", lambda: lower_and_partition(traced, opt, start.target))
     report.bundle = f"none: {opt.level} runs eager pieces"
-    return _eager_pieces(program)
+    return _eager_pieces(program, start)
 
 
-def _eager_pieces(program: Program) -> RunnableProgram:
+def _eager_pieces(program: Program, start: Start) -> RunnableProgram:
+    start.report.trial = program.trial_line
     tiles = {key: eager_tile(tile.graph) for key, tile in program.tiles.items()}
     return RunnableProgram(
         program.layout, tiles, program.weights, program.constants, "eager", "reference"

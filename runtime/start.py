@@ -30,6 +30,7 @@ class LaunchReport:
         memory: what the executable owns, for people.
         attention: backend taken, and why others were not.
         canary: how the compiled program's answer to a known prompt compared.
+        trial: what running the tiles on a few tokens showed, where this start traced the model.
     """
 
     bundle: str = ""
@@ -37,6 +38,7 @@ class LaunchReport:
     memory: str = ""
     attention: str = ""
     canary: str = ""
+    trial: str = ""
 
     def timed(self, name: str, work: Callable[[], T]) -> T:
         """Run `work` and book its time under `name`."""
@@ -49,7 +51,7 @@ class LaunchReport:
         """A few lines for the log."""
         parts = ", ".join(f"{name} {value:.2f} s" for name, value in self.seconds.items())
         checked = f"{self.attention}\n{self.canary}".strip()
-        return f"bundle {self.bundle}\n{parts}\n{checked}\n{self.memory}"
+        return f"bundle {self.bundle}\n{parts}\n{self.trial}{checked}\n{self.memory}"
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ def make_bundle(path, key=KEY):
         "notes": {"t0": "everything"},
         "report": "table",
         "seconds": {"trace": 1.5},
+        "trial": "3 tiles run",
     }
     seal(path, key, description)
     return path
@@ -61,6 +62,7 @@ def test_what_was_sealed_is_opened(bundle):
         "table",
         {"trace": 1.5},
     )
+    assert opened.trial == "3 tiles run"
     assert opened.package("t0").read_bytes().startswith(b"code")
     assert opened.library.is_file()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support_models import opt_o2, tiny_spec
 
+from girih.graph.progress import no_progress
 from girih.kernels.errors import BundleError, CompileError, ConfigError
 from girih.kernels.target import Target
 from girih.passes import build, key
@@ -128,6 +129,16 @@ def test_another_error_leaves_nothing_behind(monkeypatch, quick):
     with pytest.raises(CompileError, match="no"):
         build.find_or_build(tiny_spec("llama"), opt_o2(), TARGET)
     assert [p for p in (quick / "bundles").iterdir() if p.is_dir()] == []
+
+
+def test_what_the_tiles_showed_is_kept(quick):
+    spec = tiny_spec("llama")
+    key = build.bundle_key(spec, opt_o2(), TARGET)
+    made = build._Build(spec, opt_o2(), TARGET, key, no_progress, build.BuildObserver())
+    description = made._description(*made._front())
+    assert description["trial"].startswith("each token's row depends on that token only: 3 tiles")
+    assert {"trace", "lower", "rows"} <= set(description["seconds"])
+    assert all(seconds > 0 for seconds in description["seconds"].values())
 
 
 RACE = """

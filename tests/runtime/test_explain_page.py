@@ -11,7 +11,8 @@ from girih.conf.compose import compose_config, to_engine_config
 from girih.graph.inductor import eager_tile
 from girih.kernels.errors import ConfigError
 from girih.passes.options import PASS_NAMES
-from girih.runtime import compiler_tools
+from girih.runtime import compiler_tools, launch, runnable_program
+from girih.runtime.start import start_of
 from girih.runtime.tile_stats import tile_cost
 
 
@@ -31,12 +32,23 @@ def test_the_page_holds_everything_and_needs_nothing(config, tmp_path, monkeypat
         assert f"<summary>{name}: before and after</summary>" in page
     assert 'class="add">+%' in page
     assert 'class="del">-%' in page
+    assert "depends on that token only: 3 tiles run, within" in page
     keys = set(re.findall(r"tile ([0-9a-f]{16})", page))
     assert len(keys) == 3
     assert page.count('class="a" title="attention') == 2
     assert "run <code>girih compile</code> first" in page
     assert not re.search(r"(src|href)=|https?:|@import|url\(", page)
     assert page.count("<details") == page.count("</details>") == len(PASS_NAMES) + 2
+
+
+def test_explain_and_a_start_say_what_the_tiles_showed(config, monkeypatch):
+    monkeypatch.setattr(launch, "trace", lambda spec, progress: tiny_traced("llama"))
+    assert "each token's row depends on that token only: 3 tiles run" in launch.explain(config)
+    monkeypatch.setattr(runnable_program, "trace", lambda spec, progress: tiny_traced("llama"))
+    eager = to_engine_config(compose_config("explain", [f"model={tiny_model('llama')}", "opt=O0"]))
+    start = start_of(eager)
+    runnable_program.obtain_program(start)
+    assert "each token's row depends on that token only: 3 tiles run" in start.report.as_text()
 
 
 def test_a_file_that_cannot_be_written_is_named(config, tmp_path, monkeypatch):
