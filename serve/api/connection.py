@@ -36,6 +36,7 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_made(transport)
         self._is_in_message = False
         self._is_in_head = False
+        self._is_refused = False  # nothing more is read
         self._num_bytes = 0  # since the request before ended, or a part of the body came
         self._head_timer: asyncio.TimerHandle | None = None
         self._expect_head()
@@ -47,6 +48,8 @@ class HttpConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, and count it unless it belongs to a body."""
+        if self._is_refused:
+            return
         if not self._is_in_message:
             self._expect_head()
         self._num_bytes += len(data)
@@ -109,9 +112,15 @@ class HttpConnection(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer with an error, unless an answer is under way, and close."""
+        self._is_refused = True
+        self._stop_timer()
+        is_answering = self._is_answering()
+        if is_answering and not self.cycle.more_body:
+            self.cycle.keep_alive = False  # what came whole before gets its answer first
+            return
         if self.transport.is_closing():
             return
-        if not self._is_answering():
+        if not is_answering or not self.cycle.response_started:
             body = msgspec.json.encode(ApiError(status, message).body())
             head = (
                 f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"

@@ -365,6 +365,27 @@ def test_a_body_is_no_head(shared_server):
         assert read_to_end(connection).startswith(b"HTTP/1.1 200 ")
 
 
+def test_a_body_of_nonsense_is_refused(shared_server):
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    with wire(shared_server) as connection:
+        connection.sendall(head + b"zz\r\n")
+        assert read_to_end(connection).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("behind", [b"no http", b"GET / HTTP/1.1\r\nx: " + b"a" * 3_000_000])
+def test_a_whole_request_is_answered_whatever_is_behind_it(new_server, behind):
+    server = new_server(step_seconds=0.02)
+    body = json.dumps({"prompt": "a", "max_tokens": 10}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    with wire(server) as connection:
+        connection.sendall(head.encode() + body)
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(behind)
+        answer = read_to_end(connection)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["usage"]["completion_tokens"] == 10
+
+
 def test_what_is_no_http_is_refused_in_the_one_shape(shared_server):
     with wire(shared_server) as connection:
         connection.sendall(b"no http\r\n\r\n")
