@@ -80,7 +80,7 @@ def plan_cache(
         f"{origin} gives {max(0, fit.num_blocks(plan) - NULL_BLOCKS)} KV blocks of "
         f"{config.block_size} tokens, but one request of model.max_model_len={max_model_len} "
         f"tokens needs {needed} blocks ({needed * plan.block_bytes / 2**20:.0f} MiB). Raise the "
-        f"budget, or set model.max_model_len to at most {largest}"
+        "budget" + (f", or set model.max_model_len to at most {largest}" if largest > 1 else "")
     )
 
 

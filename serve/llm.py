@@ -116,6 +116,7 @@ class LLM:
 
         Raises:
             RequestError: a prompt or parameter cannot be served.
+            EngineError: one failed in the engine; the others of this call are dropped.
         """
         batch = as_prompt_list(prompts)
         chosen = _params_per_prompt(params, len(batch), self.defaults)

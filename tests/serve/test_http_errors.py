@@ -153,14 +153,18 @@ def test_the_server_still_answers_after_all_this(shared_server):
 
 
 def test_keys_guard_all_but_the_probes(new_server):
-    server = new_server(serve={"api_keys": ("first", "second")})
+    server = new_server(serve={"api_keys": ("first", "second", "schlüssel 三")})
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic first"}):
         answer = server.get("/v1/models", headers=headers)
         assert answer.status_code == 401
         error = answer.json()["error"]
         assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
     assert server.get("/nothing").status_code == 401
-    for headers in ({"authorization": "Bearer second"}, {"x-api-key": "first"}):
+    for headers in (
+        {"authorization": "Bearer second"},
+        {"x-api-key": "first"},
+        {"authorization": "Bearer schlüssel 三".encode()},
+    ):
         assert server.get("/v1/models", headers=headers).status_code == 200
     for path in ("/health", "/ready", "/version"):
         assert server.get(path).status_code == 200
