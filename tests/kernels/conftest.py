@@ -1,4 +1,4 @@
-"""The C++ library of the kernel tests: built once, kept in the temporary directory by digest.
+"""The C++ library of the kernel tests (`support_library`), and their tolerances.
 
 GIRIH_TEST_LANES=16 builds the 16-lane code for this machine (lowered to AVX2 where needed); a test
 runs the op tests that way in a process of its own.
@@ -7,15 +7,14 @@ runs the op tests that way in a process of its own.
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import filelock
 import pytest
 import torch
+from support_library import build_cached
 
-from girih.kernels import library, library_sources
+from girih.kernels import library
 from girih.kernels.target import detect_isa
 
 LANES_16 = ("-UGIRIH_LANES", "-DGIRIH_LANES=16")
@@ -25,16 +24,6 @@ LANES_16 = ("-UGIRIH_LANES", "-DGIRIH_LANES=16")
 class Built:
     path: Path
     isa: str  # whose packed layout the library reads
-
-
-def build_cached(name: str, isa: str, flags: tuple[str, ...] = ()) -> Path:
-    folder = Path(tempfile.gettempdir()) / f"girih-test-kernels-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{name}-{library_sources.source_digest()[:24]}-{torch.__version__}.so"
-    with filelock.FileLock(f"{path}.lock"):
-        if not path.exists():
-            library.build_library(isa, path, flags)
-    return path
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from support_library import share_library
 from support_pooling import (
     difference,
     engine,
@@ -293,7 +294,9 @@ def compiled(tmp_path_factory):
     )
     opt = dataclasses.replace(load_opt_level("O2"), verify=True)
     options = {"opt": opt, "bundle": str(path / "bundle"), "num_blocks": None}
-    return model, engine(path / "model", **options), options, path / "model"
+    with pytest.MonkeyPatch.context() as patch:
+        share_library(patch)
+        return model, engine(path / "model", **options), options, path / "model"
 
 
 def test_compiled_code_scores_as_eager_code_does(compiled):

@@ -10,6 +10,7 @@ import jsonschema
 import numpy as np
 import openai
 import pytest
+from support_library import share_library
 from support_pooling import difference, hidden_states, label_values, write_pooled
 from support_real_server import serving
 from torch.nn.functional import normalize
@@ -220,6 +221,7 @@ def test_texts_are_embedded_while_the_model_compiles(embedder, tmp_path, monkeyp
     """Eager pieces answer at once, compiled code later, with vectors that are as good."""
     path, model, _ = embedder
     monkeypatch.setenv("GIRIH_CACHE_DIR", str(tmp_path))
+    share_library(monkeypatch)
     expected = [expected_embedding(path, model, text) for text in TEXTS]
     with serving(path, opt="O2", mode="background") as url:
         while True:
