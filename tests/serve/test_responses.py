@@ -151,6 +151,23 @@ def test_bad_responses_name_the_field(shared_server, body, param):
     assert answer.json()["error"]["param"] == param
 
 
+def test_turns_with_one_request_id_are_all_kept(shared_server):
+    headers = {"x-request-id": "one-session"}
+    first, second, third = (
+        httpx.post(
+            f"{shared_server.url}/v1/responses",
+            json={"input": text, "max_output_tokens": 4},
+            headers=headers,
+        ).json()
+        for text in ("a", "b", "c")
+    )
+    assert first["id"] == "resp_one-session"
+    for response in (first, second, third):
+        kept = shared_server.get(f"/v1/responses/{response['id']}").json()
+        assert kept["output"] == response["output"]
+    assert len({first["id"], second["id"], third["id"]}) == 3
+
+
 # ---- in the background ----
 
 

@@ -37,6 +37,8 @@ async def create_response(request: Request) -> Response:
     chat = as_chat(body, opening + history)
     with renamed_params(PARAMS):
         job = await start_chat(request, chat, served, state, "resp_")
+    # A client may send one x-request-id with several turns; each is kept.
+    job.plan.response_id = state.responses.free_id(job.plan.response_id)
     writer = _ResponseWriter(body, job, history, state.responses)
     if body.stream:
         events = writer.events(state.config.keep_alive_seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,13 @@ class ResponseStore:
 
     def __len__(self) -> int:
         return len(self._kept)
+
+    def free_id(self, response_id: str) -> str:
+        """`response_id`, made longer when a response is kept under it already."""
+        found = response_id
+        while found in self._kept:
+            found = f"{response_id}-{uuid.uuid4().hex[:8]}"
+        return found
 
     def put(self, response: StoredResponse) -> None:
         """Keep a response; the ones not used for longest make room."""
