@@ -21,7 +21,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from girih.graph.bundle_files import MANIFEST, BundleKey, check_files, file_digest, tile_package
+from girih.graph.bundle_files import (
+    LIBRARY,
+    MANIFEST,
+    BundleKey,
+    check_files,
+    file_digest,
+    tile_package,
+)
 from girih.graph.program import ProgramLayout
 from girih.graph.weight_plan import WeightPlan
 
@@ -41,6 +48,7 @@ class Bundle:
         seconds: build seconds per stage.
         proof: what the build proved (`opt.verify`): {"passes": {NAME: RMSE}, "tiles": {KEY: RMSE},
             "note": text}; None when it was built without.
+        donor: name of the bundle that the kernel library was copied from, "" when it was compiled.
         trial: what running its tiles on a few tokens showed, as a line; "" in older bundles.
     """
 
@@ -54,6 +62,7 @@ class Bundle:
     seconds: dict[str, float]
     proof: dict[str, Any] | None = None
     trial: str = ""
+    donor: str = ""
 
     def package(self, tile: str) -> Path:
         """File of a compiled tile."""
@@ -62,7 +71,7 @@ class Bundle:
     @property
     def library(self) -> Path:
         """File of the kernel library."""
-        return self.path / "kernels.so"
+        return self.path / LIBRARY
 
 
 def seal(path: Path, key: BundleKey, program: dict[str, Any]) -> None:
@@ -94,4 +103,5 @@ def open_bundle(path: Path) -> Bundle:
         seconds=program["seconds"],
         proof=program.get("proof"),
         trial=program.get("trial", ""),
+        donor=program.get("donor", ""),
     )

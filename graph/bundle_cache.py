@@ -19,10 +19,12 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from girih.graph.bundle_files import (
+    LIBRARY,
     MANIFEST,
     PREPARED,
     BundleKey,
     check_files,
+    file_digest,
     read_key,
     remove_bundle,
 )
@@ -89,6 +91,57 @@ def nearest_bundle(directory: Path, key: BundleKey) -> CachedBundle | None:
     """The bundle whose key differs from `key` in the fewest entries."""
     bundles = list_bundles(directory)
     return min(bundles, key=lambda bundle: len(bundle.key.differences(key)), default=None)
+
+
+# Entries of a key that decide the kernel library; the model has no say in it.
+_LIBRARY_ENTRIES = (
+    "target.device", "target.isa", "target.arch", "target.compiler", "torch", "girih.kernels",
+)  # fmt: skip
+
+
+def copy_library(directory: Path, key: BundleKey, path: Path) -> Path | None:
+    """Copy to `path` the kernel library of a bundle that was built from the same entries.
+
+    The copy is held against the other bundle's checksum, so that one which is damaged, or removed
+    meanwhile, gives nothing. The bundles stay independent of each other.
+
+    Args:
+        directory: the cache.
+        key: of the bundle that needs the library.
+        path: file to write, in an existing directory; left alone when there is none to copy.
+
+    Returns:
+        The bundle it was taken from, or None.
+    """
+    wanted = _library_entries(key)
+    for manifest in sorted(directory.glob(f"*/{MANIFEST}")):
+        bundle = manifest.parent
+        found = None if bundle.name.startswith(".") else read_key(bundle)
+        if found is not None and _library_entries(found) == wanted and _copied(bundle, path):
+            return bundle
+    return None
+
+
+def _library_entries(key: BundleKey) -> list[str | None]:
+    entries = dict(key.entries)
+    return [entries.get(name) for name in _LIBRARY_ENTRIES]
+
+
+def _copied(bundle: Path, path: Path) -> bool:
+    """Whether the library of a bundle could be copied whole."""
+    copy = path.with_name(f".{path.name}.copy")
+    try:
+        expected = json.loads((bundle / MANIFEST).read_text())[LIBRARY]
+        shutil.copy(bundle / LIBRARY, copy)
+        if file_digest(copy) != expected:
+            return False
+        copy.rename(path)
+        return True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            copy.unlink(missing_ok=True)
 
 
 def prune(directory: Path, max_bytes: int, keep: Path | None = None) -> list[CachedBundle]:

@@ -14,9 +14,10 @@ from pathlib import Path
 from girih.kernels.errors import BundleError
 
 MANIFEST = "manifest.json"
+LIBRARY = "kernels.so"
 PREPARED = "prepared.json"
 """Stands in a directory of what was built for another machine, in place of a manifest."""
-_REQUIRED = {"key.json", "program.json", "constants.safetensors", "kernels.so"}
+_REQUIRED = {"key.json", "program.json", "constants.safetensors", LIBRARY}
 
 
 @dataclass(frozen=True)

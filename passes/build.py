@@ -23,8 +23,9 @@ from filelock import FileLock, Timeout
 from safetensors.torch import save_file
 
 from girih.graph.bundle import Bundle, open_bundle, seal
-from girih.graph.bundle_cache import mark_used, prune
+from girih.graph.bundle_cache import copy_library, mark_used, prune
 from girih.graph.bundle_files import (
+    LIBRARY,
     MANIFEST,
     BundleKey,
     read_key,
@@ -196,6 +197,7 @@ class _Build:
         self.spec, self.opt, self.target, self.key = spec, opt, tuned(target, opt), key
         self.progress, self.observer = progress, observer
         self.seconds: dict[str, float] = {}
+        self.donor = ""
 
     def run(self, path: Path) -> None:
         """Build in a temporary directory beside `path`, then put it in place at once."""
@@ -205,7 +207,7 @@ class _Build:
             # One process more than cores: a job fills the time in which others wait for disk.
             with CompilePool(self.target.threads + 1) as pool, ThreadPoolExecutor(1) as background:
                 self.observer.started(lambda: _stop(pool))
-                library = background.submit(self._build_library, work / "kernels.so")
+                library = background.submit(self._build_library, work / LIBRARY)
                 lowered, program = front or self._front()
                 self._compile_tiles(pool, program, work)
                 self._finish(library)
@@ -273,7 +275,12 @@ class _Build:
 
     def _build_library(self, path: Path) -> None:
         started = time.perf_counter()
-        build_library(self.target.isa, path)
+        donor = copy_library(bundle_dir(), self.key, path)
+        if donor is None:
+            build_library(self.target.isa, path)
+        else:
+            self.donor = donor.name
+            log.info("kernel library taken from bundle %s", donor.name)
         self.seconds["kernels"] = time.perf_counter() - started
         self.observer.finished(Part(None, path))
 
@@ -283,6 +290,9 @@ class _Build:
         error = library.exception()
         if error:
             raise error if isinstance(error, CompileError) else CompileError(str(error))
+        if self.donor:
+            words = f"kernel library taken from bundle {self.donor}"
+            self.progress(ProgressEvent("kernels", 1, 1, words))
 
     def _timed(self, name: str, work: Callable[[], T]) -> T:
         started = time.perf_counter()
@@ -298,6 +308,7 @@ class _Build:
             "notes": {tile.key: tile.note for tile in program.tiles.values()},
             "report": lowered.report(),
             "trial": program.trial_line,
+            "donor": self.donor,
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
         }
 

@@ -147,7 +147,8 @@ def compile(config: EngineConfig, progress: Progress = no_progress) -> str:
     return (
         f"bundle {bundle.path}\n"
         f"{how}, {seconds:.1f} s, {size / 2**20:.1f} MiB, key {bundle.key.digest}\n"
-        f"built in: {stages}\n{bundle.trial}{_proof_line(bundle)}" + _pieces_line(bundle.layout)
+        f"built in: {stages}\n{_donor_line(bundle)}{bundle.trial}{_proof_line(bundle)}"
+        + _pieces_line(bundle.layout)
     )
 
 
@@ -184,6 +185,10 @@ def _groups_text(layout: ProgramLayout, start: Start) -> str:
     specs = kv_cache_specs(layout, start.kv_dtype)
     groups = plan_groups(specs, start.config.cache.block_size, length)
     return groups.as_text() + groups.as_saving(length)
+
+
+def _donor_line(bundle: Bundle) -> str:
+    return f"kernel library taken from bundle {bundle.donor}\n" if bundle.donor else ""
 
 
 def _proof_line(bundle: Bundle) -> str:

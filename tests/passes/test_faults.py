@@ -43,7 +43,7 @@ def quick(monkeypatch, tmp_path):
     monkeypatch.setattr(build, "trace", lambda spec, progress: tiny_traced("llama"))
     monkeypatch.setattr(build, "CompilePool", Pool)
     monkeypatch.setattr(build, "require_compiler", lambda: None)
-    monkeypatch.setattr(build._Build, "_build_library", lambda self, path: path.write_bytes(b"so"))
+    monkeypatch.setattr(build, "build_library", lambda isa, path: path.write_bytes(b"so"))
     monkeypatch.setenv("GIRIH_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache" / "bundles"
 
