@@ -92,7 +92,7 @@ class SchedulerConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 1024
     enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 64
+    long_prefill_token_threshold: int = 48
     policy: str = "fcfs"
     max_num_waiting: int = 0
     max_waiting_tokens: int = 0
