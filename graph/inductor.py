@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import girih.kernels.tile_ops  # registers the ops that tiles call  # noqa: F401
 from girih.graph.compile_settings import MAX_STEP_TOKENS, inductor_options
+from girih.graph.tile_file import example_size
 from girih.kernels.errors import BundleError, CompileError
 from girih.kernels.library_sources import LEAN_HEADERS
 from girih.kernels.target import Target, resolve_target
@@ -142,7 +143,7 @@ def eager_tile(graph: fx.Graph) -> TileFn:
 
 
 class _Sizes:
-    """One real symbolic size, with example value, for each symbol of the traced graph."""
+    """One export dimension, with example value, for each symbol of the traced graph."""
 
     def __init__(self) -> None:
         self.dims: dict[str, tuple[int, Any]] = {}
@@ -151,11 +152,17 @@ class _Sizes:
         """Return (example value, export dimension or None) of an int or SymInt."""
         if isinstance(size, int):
             return size, None
-        name = str(size.node.expr)
+        factor, base = size.node.expr.as_coeff_Mul()
+        if factor > 1 and base.is_Symbol:
+            value, dim = self._of(str(base))
+            return int(factor) * value, int(factor) * dim
+        return self._of(str(size.node.expr))
+
+    def _of(self, name: str) -> tuple[int, Any]:
         if name not in self.dims:
             number = len(self.dims)
             dim = torch.export.Dim(f"d{number}", min=2, max=MAX_STEP_TOKENS)
-            self.dims[name] = (37 - 14 * number, dim)
+            self.dims[name] = (example_size(number), dim)
         return self.dims[name]
 
 

@@ -78,7 +78,8 @@ def tile_from_json(data: dict[str, Any], device: str = "cpu", shapes: bool = Tru
 
 def _infer_shapes(nodes: list[fx.Node], inputs: list[dict[str, Any]], device: str) -> None:
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    sizes = _SymbolicSizes(mode)
+    named = {size for row in inputs for size in row["shape"] if isinstance(size, str)}
+    sizes = _SymbolicSizes(mode, named)
     for node, row in zip(nodes, inputs, strict=False):
         node.meta["val"] = sizes.tensor(row, device)
     for node in nodes[len(inputs) :]:
@@ -106,28 +107,42 @@ def _encode_input(value: torch.Tensor) -> dict[str, Any]:
 
 
 class _SymbolicSizes:
-    """One symbolic size per name, shared by all inputs of a tile."""
+    """The sizes of a tile's inputs: one symbol per name, multiples of a named one from it.
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    Args:
+        mode: of the tensors.
+        names: every size of an input that is no number.
+    """
+
+    def __init__(self, mode: FakeTensorMode, names: set[str]) -> None:
         self._mode = mode
-        self._sizes: dict[str, int] = {}
+        self._names = names
         self._known: dict[str, Any] = {}
 
     def tensor(self, row: dict[str, Any], device: str) -> torch.Tensor:
+        shape = [self._size(s) if isinstance(s, str) else s for s in row["shape"]]
+        with self._mode:
+            return torch.empty(shape, dtype=getattr(torch, row["dtype"]), device=device)
+
+    def _size(self, name: str) -> Any:
+        if name not in self._known:
+            factor, _, base = name.partition("*")
+            is_multiple = factor.isdigit() and base in self._names
+            self._known[name] = int(factor) * self._size(base) if is_multiple else self._symbol()
+        return self._known[name]
+
+    def _symbol(self) -> Any:
+        """A new symbolic size."""
         from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
-        for size in row["shape"]:
-            if isinstance(size, str):
-                self._sizes.setdefault(size, 37 - 14 * len(self._sizes))
-        shape = [self._sizes.get(s, s) if isinstance(s, str) else s for s in row["shape"]]
-        real = torch.empty(shape, dtype=getattr(torch, row["dtype"]), device="meta")
-        dynamic = [
-            DimDynamic.DUCK if isinstance(s, str) else DimDynamic.STATIC for s in row["shape"]
-        ]
-        context = StatelessSymbolicContext(dynamic_sizes=dynamic)
-        meta = self._mode.from_tensor(real, symbolic_context=context)
-        with self._mode:
-            return torch.empty(meta.shape, dtype=meta.dtype, device=device)
+        real = torch.empty(example_size(len(self._known)), device="meta")
+        context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK])
+        return self._mode.from_tensor(real, symbolic_context=context).shape[0]
+
+
+def example_size(number: int) -> int:
+    """The size that stands for the n-th symbol, unlike every other one."""
+    return 37 - 14 * number if number < 3 else 9 + 14 * number
 
 
 def _op_name(target: Any) -> str:

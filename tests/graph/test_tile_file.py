@@ -10,7 +10,7 @@ from support_graphs import capture, values
 from support_models import program_of, tiny_traced
 from torch import fx
 
-from girih.graph.inductor import eager_tile
+from girih.graph.inductor import _example_inputs, eager_tile
 from girih.graph.text import graph_text
 from girih.graph.tile_file import read_tile, tile_from_json, tile_to_json, write_tile
 from girih.kernels.errors import BundleError
@@ -106,3 +106,29 @@ def test_a_process_that_reads_tiles_needs_nothing_else_for_their_operators(tmp_p
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-500:]
+
+
+def test_an_input_of_a_multiple_of_the_tokens_keeps_that_relation():
+    """Heads and tokens flattened into one dimension stand beside tokens alone (Qwen3-Next)."""
+    data = {
+        "inputs": [
+            {"dtype": "float32", "shape": ["4*s26", 3]},
+            {"dtype": "float32", "shape": ["s26", 3]},
+            {"dtype": "float32", "shape": ["s7"]},
+            {"dtype": "float32", "shape": ["s9"]},
+        ],
+        "calls": [
+            {"op": "aten.view.default", "args": [{"%": 0}, [-1, 4, 3]]},
+            {"op": "aten.select.int", "args": [{"%": 4}, 1, 0]},
+            {"op": "aten.add.Tensor", "args": [{"%": 1}, {"%": 5}]},
+        ],
+        "outputs": [6, 2, 3],
+    }
+    graph = tile_from_json(data)
+    assert "f32[d0, 3] = aten.add.Tensor" in graph_text(graph)
+    examples, dynamic = _example_inputs(graph)
+    assert [tuple(x.shape) for x in examples] == [(4 * 37, 3), (37, 3), (23,), (9,)]
+    exported = torch.export.export(fx.GraphModule({}, graph), examples, dynamic_shapes=dynamic)
+    sizes = [n.meta["val"].shape[0] for n in exported.graph.find_nodes(op="placeholder")]
+    assert sizes[0].node.expr == 4 * sizes[1].node.expr
+    assert len({str(s) for s in sizes}) == 4
