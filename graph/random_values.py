@@ -71,13 +71,19 @@ def random_tensors(graph: fx.Graph, sizes: list[int]) -> list[torch.Tensor]:
         value = node.meta["val"]
         shape = []
         for size in value.shape:
-            name = str(size)
-            if not isinstance(size, int) and name not in known:
+            factor, name = (size, "") if isinstance(size, int) else _multiple(size)
+            if name and name not in known:
                 known[name] = sizes[min(len(known), len(sizes) - 1)]
-            shape.append(size if isinstance(size, int) else known[name])
+            shape.append(factor * known[name] if name else factor)
         drawn = _tile_input(shape, value.dtype, number)
         values.append(drawn % table_rows(node) if value.dtype == torch.int64 else drawn)
     return values
+
+
+def _multiple(size: torch.SymInt) -> tuple[int, str]:
+    """Factor and name of a symbolic size."""
+    factor, base = size.node.expr.as_coeff_Mul()
+    return (int(factor), str(base)) if base.is_Symbol else (1, str(size))
 
 
 def relative_rmse(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -11,6 +11,7 @@ from support_models import program_of, tiny_traced
 from torch import fx
 
 from girih.graph.inductor import _example_inputs, eager_tile
+from girih.graph.random_values import random_tensors
 from girih.graph.text import graph_text
 from girih.graph.tile_file import read_tile, tile_from_json, tile_to_json, write_tile
 from girih.kernels.errors import BundleError
@@ -126,6 +127,9 @@ def test_an_input_of_a_multiple_of_the_tokens_keeps_that_relation():
     }
     graph = tile_from_json(data)
     assert "f32[d0, 3] = aten.add.Tensor" in graph_text(graph)
+    inputs = random_tensors(graph, [5, 2, 3])
+    assert [tuple(x.shape) for x in inputs] == [(20, 3), (5, 3), (2,), (3,)]
+    eager_tile(graph)(inputs)
     examples, dynamic = _example_inputs(graph)
     assert [tuple(x.shape) for x in examples] == [(4 * 37, 3), (37, 3), (23,), (9,)]
     exported = torch.export.export(fx.GraphModule({}, graph), examples, dynamic_shapes=dynamic)
