@@ -23,6 +23,7 @@ from girih.graph.executable import Executable
 from girih.graph.inductor import TileFn, eager_tile, load_tile
 from girih.graph.model_files import save_model
 from girih.graph.partition import Program, Tile
+from girih.graph.program import EagerStep
 from girih.graph.spec import load_spec
 from girih.graph.text import digest
 from girih.graph.tile_file import tile_to_json
@@ -47,6 +48,7 @@ class Row:
     result: str = ""
     pieces: int = 0
     tiles: int = 0
+    eager: int = 0  # calls of modules that stay eager
     rewrites: dict[str, int] = field(default_factory=dict)
     max_error: float = float("nan")
     seconds: float = 0.0
@@ -222,6 +224,7 @@ def _program(directory: Path, row: Row) -> Program:
     traced = trace(load_spec(str(directory), task="generate"))
     lowered, program = lower_and_partition(traced, opt_o2(), target)
     row.pieces, row.tiles = program.num_pieces, len(program.tiles)
+    row.eager = sum(isinstance(step, EagerStep) for step in program.layout.steps)
     row.rewrites = {r.name: r.rewrites for r in lowered.records}
     return program
 
