@@ -66,5 +66,5 @@ def _line(row: Row, compiled: bool) -> str:
     error = f"{row.max_error:.0e}" if row.agrees else ""
     done = ("yes" if compiled else "no") if row.agrees else ""
     counts = [str(row.rewrites.get(name, "")) for name in PIPELINE]
-    cells = [row.name, size, error, done, row.result.replace("|", "/"), *counts]
+    cells = [row.name, size, error, done, " ".join(row.result.split()).replace("|", "/"), *counts]
     return "| " + " | ".join(cells) + " |"
