@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import girih.kernels.tile_ops  # registers the ops that tiles call  # noqa: F401
 from girih.graph.compile_settings import MAX_STEP_TOKENS, inductor_options
+from girih.graph.text import size_parts
 from girih.graph.tile_file import example_size
 from girih.kernels.errors import BundleError, CompileError
 from girih.kernels.library_sources import LEAN_HEADERS
@@ -152,18 +153,13 @@ class _Sizes:
         """Return (example value, export dimension or None) of an int or SymInt."""
         if isinstance(size, int):
             return size, None
-        factor, base = size.node.expr.as_coeff_Mul()
-        if factor > 1 and base.is_Symbol:
-            value, dim = self._of(str(base))
-            return int(factor) * value, int(factor) * dim
-        return self._of(str(size.node.expr))
-
-    def _of(self, name: str) -> tuple[int, Any]:
+        factor, name = size_parts(size)
         if name not in self.dims:
             number = len(self.dims)
             dim = torch.export.Dim(f"d{number}", min=2, max=MAX_STEP_TOKENS)
             self.dims[name] = (example_size(number), dim)
-        return self.dims[name]
+        value, dim = self.dims[name]
+        return factor * value, dim if factor == 1 else factor * dim
 
 
 def _example_inputs(

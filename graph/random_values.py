@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from girih.graph.text import size_parts
 from girih.graph.weight_plan import CONSTANT, WeightPlan
 
 # Sizes that a proof runs with; odd, distinct, and none likely to equal a dimension of a model.
@@ -71,19 +72,13 @@ def random_tensors(graph: fx.Graph, sizes: list[int]) -> list[torch.Tensor]:
         value = node.meta["val"]
         shape = []
         for size in value.shape:
-            factor, name = (size, "") if isinstance(size, int) else _multiple(size)
+            factor, name = (size, "") if isinstance(size, int) else size_parts(size)
             if name and name not in known:
                 known[name] = sizes[min(len(known), len(sizes) - 1)]
             shape.append(factor * known[name] if name else factor)
         drawn = _tile_input(shape, value.dtype, number)
         values.append(drawn % table_rows(node) if value.dtype == torch.int64 else drawn)
     return values
-
-
-def _multiple(size: torch.SymInt) -> tuple[int, str]:
-    """Factor and name of a symbolic size."""
-    factor, base = size.node.expr.as_coeff_Mul()
-    return (int(factor), str(base)) if base.is_Symbol else (1, str(size))
 
 
 def relative_rmse(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -69,6 +69,12 @@ def tensor_layout(value: torch.Tensor) -> tuple[Hashable, ...]:
     return (value.dtype, *sizes)
 
 
+def size_parts(size: Any) -> tuple[int, str]:
+    """Factor and name of a symbolic size: (4, "s11") for 4*s11, (1, its text) for no multiple."""
+    factor, base = size.node.expr.as_coeff_Mul()
+    return (int(factor), str(base)) if base.is_Symbol else (1, str(size.node.expr))
+
+
 def target_name(target: Any) -> str:
     """Readable name of a call target, e.g. "aten.mul.Tensor" or "operator.add"."""
     if isinstance(target, torch._ops.OpOverload):

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support_models import opt_o2, tiny_spec, tiny_traced
+from support_models import opt_o2, tiny_spec
 
 from girih.graph import inductor
 from girih.kernels.errors import BundleError, CompileError
@@ -19,33 +19,10 @@ TARGET = Target("cpu", "avx2", 2, "g++")
 
 
 @pytest.fixture
-def quick(monkeypatch, tmp_path):
-    """Builds whose tiles are empty files: no compiler runs, and the model was traced before."""
-
-    class Pool:
-        def __init__(self, at_once):
-            pass
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            pass
-
-        def kill(self):
-            pass
-
-        def compile(self, jobs, target, done):
-            for _, package in jobs:
-                package.write_bytes(b"code")
-                done(package, 0.1)
-
-    monkeypatch.setattr(build, "trace", lambda spec, progress: tiny_traced("llama"))
-    monkeypatch.setattr(build, "CompilePool", Pool)
-    monkeypatch.setattr(build, "require_compiler", lambda: None)
+def quick(empty_tiles, monkeypatch):
+    """Builds of empty files, the kernel library too."""
     monkeypatch.setattr(build, "build_library", lambda isa, path: path.write_bytes(b"so"))
-    monkeypatch.setenv("GIRIH_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "bundles"
+    return empty_tiles
 
 
 def find_or_build(**options):

@@ -5,7 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support_models import opt_o2, tiny_spec, tiny_traced
+from support_models import opt_o2, tiny_spec
 
 from girih.graph.bundle_files import MANIFEST, check_files, remove_bundle
 from girih.kernels.target import Target
@@ -20,37 +20,15 @@ SPECS = {
 
 
 @pytest.fixture
-def compiled(monkeypatch, tmp_path):
+def compiled(empty_tiles, monkeypatch):
     """Instruction sets of the libraries that were compiled; tiles are empty files."""
     compiled = []
-
-    class Pool:
-        def __init__(self, at_once):
-            pass
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            pass
-
-        def kill(self):
-            pass
-
-        def compile(self, jobs, target, done):
-            for _, package in jobs:
-                package.write_bytes(b"code")
-                done(package, 0.1)
 
     def build_library(isa, path):
         compiled.append(isa)
         path.write_bytes(f"library for {isa}, number {len(compiled)}".encode())
 
-    monkeypatch.setattr(build, "trace", lambda spec, progress: tiny_traced("llama"))
-    monkeypatch.setattr(build, "CompilePool", Pool)
-    monkeypatch.setattr(build, "require_compiler", lambda: None)
     monkeypatch.setattr(build, "build_library", build_library)
-    monkeypatch.setenv("GIRIH_CACHE_DIR", str(tmp_path / "cache"))
     return compiled
 
 
