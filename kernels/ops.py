@@ -16,7 +16,7 @@ slot_mapping, scale, causal, window, softcap, sinks, out) -> ()`
 `girih::pack_linear_(packed, weight_rows, row_start) -> ()`
     Writes weight_rows [n, K] to rows [row_start, row_start+n) of a packed weight.
 `girih::packed_linear(x, packed, bias, n) -> out`
-    x [T, K] -> [T, n] in x's dtype, float32 accumulation, bias [n] or none.
+    x [T, K] of any strides -> [T, n] in x's dtype, float32 accumulation, bias [n] or none.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 // Only this file knows torch, and only its stable C++ interface: one library serves several torch
 // versions, and compiling takes seconds. Schemas are defined in kernels/ops.py.
 #include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
 #include <optional>
@@ -49,6 +50,13 @@ void check_dense(const Tensor& t, const char* name) {
                   ": elements of the last dimension must be adjacent; call .contiguous()");
 }
 
+// x itself, or a copy whose rows are dense: which layout a tile's operations give their results is
+// not known before they are compiled.
+Tensor with_dense_rows(const Tensor& x) {
+  int64_t last = x.dim() - 1;
+  return x.stride(last) == 1 || x.size(last) <= 1 ? x : torch::stable::contiguous(x);
+}
+
 void check_contiguous(const Tensor& t, const char* name) {
   STD_TORCH_CHECK(t.is_contiguous(), name, " must be contiguous");
 }
@@ -85,7 +93,7 @@ Tensor packed_linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int64_
   DType dtype = kernel_dtype(x, "x");
   check_dtype(packed, x.scalar_type(), "packed");
   STD_TORCH_CHECK(x.dim() == 2, "x must be [T, K]");
-  check_dense(x, "x");
+  x = with_dense_rows(x);
   check_contiguous(packed, "packed");
   int64_t tokens = x.size(0), k = x.size(1), width = girih::panel_width();
   STD_TORCH_CHECK(n >= 1, "n is ", n, "; it must be at least 1");

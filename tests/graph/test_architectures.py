@@ -1,4 +1,4 @@
-"""Every family of transformers: compiled programs against its eager float32 models.
+"""Every family of transformers: girih's programs against its eager float32 models.
 
 The fast subset runs with the suite. `make archs` runs all of them and writes what it finds into the
 table (`graph/ARCHITECTURES.md`), each row as soon as it is there. With ARCHS_COMPILE=1 tiles are
@@ -13,7 +13,11 @@ from pathlib import Path
 import pytest
 from support_agreement import SharedTiles, check_family, eager_tiles
 from support_architectures import REFUSED, families
+from support_library import build_cached
 from support_table import Results, update_table
+
+from girih.kernels.library import load_library
+from girih.kernels.target import detect_isa
 
 FAST = {
     "llama": "dense",
@@ -25,6 +29,8 @@ FAST = {
     "cohere": "parallel block, logit scale",
     "bamba": "Mamba-2 hybrid",
     "qwen3_next": "gated delta net",
+    "lfm2": "short convolutions, whose results are not dense rows",
+    "llama4_text": "mixture of experts that transformers runs in full",
     "bert": "encoder",
 }
 COMPILE = bool(os.environ.get("ARCHS_COMPILE"))
@@ -37,6 +43,7 @@ ALL = {family.name: family for family in families()}
 
 @pytest.mark.parametrize("name", FAST)
 def test_fast_subset_agrees(name, tmp_path):
+    load_library(build_cached("native", detect_isa()))
     row = check_family(ALL[name], tmp_path)
     assert row.agrees, row
 

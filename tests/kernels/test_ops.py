@@ -183,11 +183,20 @@ def test_chunks_and_batching_do_not_change_a_bit(built, dtype, kv_dtype):
         assert torch.equal(torch.cat(parts), whole)
 
 
-def test_strides_that_the_kernels_cannot_read_are_refused(built):
-    x = torch.randn(8, 4).t()
+def test_packed_linear_reads_rows_of_any_layout(built):
+    """A convolution's result is [K, T] in memory, and Inductor may leave any result so."""
     packed = packed_weight(16, 8, torch.float32, built.isa)
-    with pytest.raises(RuntimeError, match="contiguous"):
-        OPS.packed_linear(x, packed, None, 16)
+    x = torch.randn(8, 4).t()
+    want = OPS.packed_linear(x.contiguous(), packed, None, 16)
+    assert torch.equal(OPS.packed_linear(x, packed, None, 16), want)
+    assert torch.equal(
+        OPS.packed_linear(torch.randn(4, 88)[:, ::11].copy_(x), packed, None, 16), want
+    )
+    row = torch.randn(8, 1).t()
+    assert OPS.packed_linear(row, packed, None, 16).shape == (1, 16)
+
+
+def test_strides_that_attention_cannot_read_are_refused(built):
     spec = AttentionSpec(2, 2, 8, 8, 1.0)
     case = make_case(spec, [(3, 3)], torch.float32)
     case.q = torch.randn(3, 8, 2).transpose(1, 2)
