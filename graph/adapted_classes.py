@@ -223,6 +223,19 @@ def _longcat_experts(
     return (out * weights[..., None]).sum(1).to(hidden_states.dtype)
 
 
+def _llama4_moe(self: Any, hidden_states: torch.Tensor) -> Any:
+    """The chosen experts only; the original runs every expert on every token, most times a zero."""
+    x = hidden_states.reshape(-1, self.hidden_dim)
+    _, logits = self.router(x)
+    top, index = logits.topk(self.top_k, dim=1)
+    gates = torch.sigmoid(top.float()).to(x.dtype)
+    linear, experts = torch.ops.girih.expert_linear, self.experts
+    gated = x[:, None] * gates[..., None]
+    gate, up = linear(gated, experts.gate_up_proj, None, index, True).chunk(2, dim=-1)
+    out = linear(up * experts.act_fn(gate), experts.down_proj, None, index, True)
+    return self.shared_expert(x) + out.sum(1), logits
+
+
 def _jetmoe_router(self: Any, hidden_states: torch.Tensor) -> Any:
     """(chosen experts [T, C], their gates [T, C]) instead of a sorted order of tokens."""
     logits = self.layer(hidden_states).float()
@@ -334,6 +347,7 @@ METHODS: dict[str, dict[str, Callable[..., Any]]] = {
     "Qwen4ExpTextQSAIndexer": {"forward": _dense_selection},
     "DbrxExperts": {"forward": _dbrx_experts},
     "LongcatFlashExperts": {"forward": _longcat_experts},
+    "Llama4TextMoe": {"forward": _llama4_moe},
     "JetMoeTopKGating": {"forward": _jetmoe_router},
     "JetMoeParallelExperts": {"forward": _jetmoe_experts},
     "JetMoeMoE": {"forward": _jetmoe_feed_forward},

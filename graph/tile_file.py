@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -84,7 +85,7 @@ def _infer_shapes(nodes: list[fx.Node], inputs: list[dict[str, Any]], device: st
         node.meta["val"] = sizes.tensor(row, device)
     for node in nodes[len(inputs) :]:
         assert callable(node.target), "only inputs are not calls"
-        with mode:
+        with mode, enable_python_dispatcher():
             node.meta["val"] = node.target(
                 *fx.node.map_arg(node.args, lambda n: n.meta["val"]),
                 **fx.node.map_arg(node.kwargs, lambda n: n.meta["val"]),

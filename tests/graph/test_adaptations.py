@@ -10,6 +10,11 @@ from support_architectures import auto_of, families, tiny_config
 
 from girih.graph.adaptations import Adaptations
 from girih.graph.adapted_classes import METHODS
+from girih.graph.model_files import save_model
+from girih.graph.spec import load_spec
+from girih.graph.text import graph_text
+from girih.graph.trace import trace
+from girih.runtime.check_model import random_model
 
 # The family whose model holds each adapted class.
 FAMILY = {
@@ -37,6 +42,7 @@ FAMILY = {
     "Qwen4ExpTextQSAIndexer": "qwen4_exp_text",
     "DbrxExperts": "dbrx",
     "LongcatFlashExperts": "longcat_flash",
+    "Llama4TextMoe": "llama4_text",
     "JetMoeTopKGating": "jetmoe",
     "JetMoeParallelExperts": "jetmoe",
     "JetMoeMoE": "jetmoe",
@@ -80,6 +86,7 @@ def test_every_adapted_method_is_one_of_a_class_of_transformers():
         folder = {
             "openai-gpt": "openai",
             "dots3_note_text": "dots3_note",
+            "llama4_text": "llama4",
             "qwen4_exp_text": "qwen4_exp",
         }
         family = folder.get(FAMILY[name], FAMILY[name])
@@ -92,7 +99,20 @@ def test_every_adapted_method_is_one_of_a_class_of_transformers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILY)
+def test_llama4_runs_the_chosen_experts_only(monkeypatch, tmp_path):
+    """Without its adaptation it agrees too, at the cost of every expert for every token."""
+    save_model(
+        random_model(auto_of(FAMILIES["llama4_text"]), tiny_config(FAMILIES["llama4_text"])),
+        tmp_path,
+    )
+    text = graph_text(trace(load_spec(str(tmp_path))).graph)
+    assert "girih.expert_linear" in text and "aten.repeat" not in text
+    monkeypatch.delitem(METHODS, "Llama4TextMoe")
+    assert "aten.repeat" in graph_text(trace(load_spec(str(tmp_path))).graph)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(FAMILY) - {"Llama4TextMoe"}))
 def test_each_adaptation_is_needed(name, monkeypatch, tmp_path):
     """Without it the family does not agree, or a module stays eager that would not."""
     family = FAMILIES[FAMILY[name]]

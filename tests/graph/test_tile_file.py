@@ -136,3 +136,12 @@ def test_an_input_of_a_multiple_of_the_tokens_keeps_that_relation():
     sizes = [n.meta["val"].shape[0] for n in exported.graph.find_nodes(op="placeholder")]
     assert sizes[0].node.expr == 4 * sizes[1].node.expr
     assert len({str(s) for s in sizes}) == 4
+
+
+def test_operators_whose_kernels_know_no_symbolic_shape():
+    """Their shape comes from torch's rules in Python (RecurrentGemma's gates)."""
+    shapes = {"input": (4, 1, 3), "batch1": (4, "T", 5), "batch2": (4, 5, 3)}
+    graph = capture(torch.baddbmm, {}, shapes).graph
+    again = tile_from_json(json.loads(json.dumps(tile_to_json(graph))))
+    assert graph_text(again) == graph_text(graph)
+    assert "[4, d0, 3] = aten.baddbmm" in graph_text(again)
