@@ -38,7 +38,7 @@ def compose_config(verb: str, words: list[str]) -> dict[str, Any]:
         ConfigError: unknown key or option (with the nearest one), or a value of the wrong type.
     """
     overrides, texts = _split_words(verb, words)
-    schema.register()
+    schema.register(verb)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module("girih.conf", version_base="1.3"):

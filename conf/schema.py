@@ -274,13 +274,12 @@ def root_schema(verb: str) -> type:
     )
 
 
-def register() -> None:
-    """Put every verb's root schema into Hydra's store as `NAME_schema`, see `root_name`."""
+def register(verb: str) -> None:
+    """Put the root schema of `verb` into Hydra's store as `NAME_schema`, see `root_name`."""
     from hydra.core.config_store import ConfigStore
 
-    store = ConfigStore.instance()
-    for verb in VERBS:
-        store.store(name=f"{root_name(verb)}_schema", node=root_schema(verb))
+    name = f"{root_name(verb)}_schema"
+    ConfigStore.instance().store(name=name, node=root_schema(verb))
 
 
 def leaf_types(verb: str) -> dict[str, Any]:

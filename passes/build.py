@@ -6,13 +6,11 @@ found without tracing: the key is computed from the spec, the switches and the t
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -34,6 +32,7 @@ from girih.graph.bundle_files import (
     tile_package,
 )
 from girih.graph.compile_pool import CompilePool
+from girih.graph.garbage import no_collection
 from girih.graph.partition import Program, partition
 from girih.graph.progress import Progress, ProgressEvent, no_progress
 from girih.graph.row_trial import try_rows
@@ -168,18 +167,6 @@ class _Exclusive(ExitStack):
         self.callback(lock.release)
 
 
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Graphs are many long-lived objects: collecting among them costs time and frees nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 class _Build:
     """One build: stages in order, kernel library and compile processes beside them or after."""
 
@@ -227,7 +214,7 @@ class _Build:
             shutil.rmtree(work, ignore_errors=True)
 
     def _front(self) -> tuple[Lowered, Program]:
-        with _no_garbage_collection():
+        with no_collection():
             traced = self._timed("trace", lambda: trace(self.spec, self.progress))
             self.progress(ProgressEvent("lower", 0, None, self.opt.level))
             lowered, program = self._timed(

@@ -7,12 +7,12 @@ beside the old ones, so for a moment both are in memory.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 
 import torch
 
 from girih.graph.executable import Executable, return_freed_memory
+from girih.graph.garbage import collect
 from girih.graph.inductor import TileFn
 from girih.graph.spec import ModelSpec
 from girih.kernels.errors import ConfigError, RequestError, SourceError
@@ -58,7 +58,7 @@ class Resident:
     def drop(self, level: int) -> None:
         """Give up weights and KV cache; compiled code as well at level 2."""
         self._require_built()
-        gc.collect()  # before malloc returns pages: cycles may hold tensors
+        collect()  # before malloc returns pages: cycles may hold tensors
         self._executable.release(with_tiles=level > 1)
         self._has_tiles = self._has_tiles and level == 1
 
