@@ -12,6 +12,7 @@ stays eager is held to it by running it too (`eager_modules`).
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -160,12 +161,13 @@ def _token_power(value: torch.Tensor) -> int:
 
     [T, T] grows with the second, as does what lies flat in one dimension, [T * T].
     """
-    return sum(_degree(size) for size in value.shape if isinstance(size, torch.SymInt))
+    return sum(_degree(size.node.expr) for size in value.shape if isinstance(size, torch.SymInt))
 
 
-def _degree(size: torch.SymInt) -> int:
+@lru_cache(maxsize=1024)
+def _degree(size: sympy.Expr) -> int:
     try:
-        return int(sympy.total_degree(size.node.expr))
+        return int(sympy.total_degree(size))
     except sympy.PolynomialError:  # rounded, as in T // 4
         return 1
 

@@ -124,7 +124,7 @@ def _serve_meanwhile(
     """Take compiled parts in between steps; the canary runs beside, on KV blocks of its own."""
 
     def before_step() -> None:
-        if not build.take_in(executable):
+        if not build.before_step(executable):
             executable.before_step = None
 
     def check(bundle: Bundle) -> str:

@@ -44,6 +44,7 @@ class CoreEndpoint:
 
     def __init__(self, address: str) -> None:
         self.clients: dict[bytes, None] = {}
+        self._stages: dict[str, Progress] = {}  # the last of each stage of building
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -103,9 +104,15 @@ class CoreEndpoint:
         return [client for client in list(self.clients) if not self.send(client, message)]
 
     def tell_progress(self, event: ProgressEvent) -> None:
-        """Take in greetings and tell everybody how far building is."""
+        """Take in greetings and tell everybody how far building is, newcomers from its start."""
+        before = set(self.clients)
         self.receive()
-        self.broadcast(Progress(event.stage, event.done, event.total, event.detail))
+        for newcomer in self.clients.keys() - before:
+            for earlier in self._stages.values():
+                self.send(newcomer, earlier)
+        progress = Progress(event.stage, event.done, event.total, event.detail)
+        self._stages[event.stage] = progress
+        self.broadcast(progress)
 
     def close(self) -> None:
         """Send what is queued for a moment, then close."""

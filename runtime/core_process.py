@@ -1,7 +1,7 @@
 """The process of an engine core, from both sides.
 
     CoreSupervisor (front end's process)              run_core (the core's process)
-      start ─ spawn ────────────────────────────────▶ build ─▶ CoreService.run
+      start ─ spawn (`core_spawn`) ─────────────────▶ build ─▶ CoreService.run
       pipe: "ready" or why it died ◀────────────────
       stop: says so on the pipe ────────────────────▶ ends; killed with its children if it does not
 
@@ -22,13 +22,14 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from girih.graph.garbage import set_aside
 from girih.graph.progress import Progress
 from girih.kernels.errors import EngineError, GirihError
 from girih.runtime.core_endpoint import CoreEndpoint
 from girih.runtime.core_service import CoreService
+from girih.runtime.core_spawn import SpawnedCore, spawn_core
 from girih.runtime.messages import Died, EngineFacts, Refusal, decode_message, encode
 from girih.runtime.socket_folder import SocketFolder
 
@@ -59,16 +60,19 @@ Build = Callable[[Progress], BuiltEngine]
 
 
 def run_core(build: Build, address: str, parent: Connection) -> None:
-    """Build an engine and serve it; the target of the core's process."""
-    os.setsid()
-    name_process("girih-core")
-    for number in (signal.SIGINT, signal.SIGTERM):  # ignored here, not in compilers it starts
-        signal.signal(number, lambda *_: None)
+    """Build an engine and serve it; what a core's process does.
+
+    Args:
+        build: makes the engine.
+        address: where to listen.
+        parent: pipe to the front end that started this process.
+    """
     watcher = _ParentWatcher(parent)
     endpoint = CoreEndpoint(address)
     try:
         built = build(endpoint.tell_progress)
         service = CoreService(built.core, built.facts, endpoint)
+        set_aside()
         watcher.on_end = service.stop
         parent.send_bytes(READY)
         service.run()
@@ -80,12 +84,6 @@ def run_core(build: Build, address: str, parent: Connection) -> None:
             parent.send_bytes(encode(died))
         _leave(endpoint, 1)
     _leave(endpoint, 0)
-
-
-def name_process(name: str) -> None:
-    """Show `name` (at most 15 characters) in `ps` and `top` instead of "python"."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text(name)
 
 
 def _leave(endpoint: CoreEndpoint, code: int) -> NoReturn:
@@ -122,17 +120,25 @@ class CoreSupervisor:
         build: makes the engine, in the other process; it must be picklable.
         restart: start a core again that died after it had been ready.
         on_end: called in a thread of this object when the core is gone for good.
+        ahead: the process to use for the first core instead of a new one.
 
     Attributes:
         address: where front ends connect, the same for every core this object starts.
     """
 
-    def __init__(self, build: Build, restart: bool, on_end: Callable[[GirihError], None]) -> None:
+    def __init__(
+        self,
+        build: Build,
+        restart: bool,
+        on_end: Callable[[GirihError], None],
+        ahead: SpawnedCore | None = None,
+    ) -> None:
         self._folder = SocketFolder()
         self.address = f"ipc://{self._folder.path}/core"
         self._build = build
         self._restart = restart
         self._on_end = on_end
+        self._ahead = ahead
         self._is_stopping = False
         self._restarts: list[float] = []
         self._lock = threading.Lock()
@@ -172,13 +178,9 @@ class CoreSupervisor:
             if self._is_stopping:
                 return
             (self._folder.path / "core").unlink(missing_ok=True)
-            spawn = multiprocessing.get_context("spawn")
-            self._pipe, theirs = spawn.Pipe()
-            self._process = spawn.Process(
-                target=run_core, args=(self._build, self.address, theirs), name="girih-core"
-            )
-            self._process.start()
-            theirs.close()
+            core, self._ahead = self._ahead or spawn_core(), None
+            self._process, self._pipe = core.process, core.pipe
+            core.begin(self._build, self.address)
 
     def _watch(self) -> None:
         while True:

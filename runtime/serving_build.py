@@ -30,6 +30,9 @@ from girih.runtime.engine import CompileState, EngineCore
 
 logger = logging.getLogger("girih.build")
 
+# What a first request gets to be answered in before compilers take the cores.
+FIRST_ANSWER_SECONDS = 2.0
+
 
 class ServingBuild(BackgroundBuild):
     """A `BackgroundBuild` that says how far it is and whose result is checked.
@@ -61,6 +64,8 @@ class ServingBuild(BackgroundBuild):
         self._check: Callable[[Bundle], str] | None = None
         self._built = threading.Event()
         self._serving = threading.Event()
+        self._answered = threading.Event()
+        self._has_stepped = False
         self._checked = threading.Event()
         super().__init__(build, progress)
 
@@ -94,9 +99,18 @@ class ServingBuild(BackgroundBuild):
         return super().result()
 
     def split(self, program: Program) -> None:
-        """See `BuildObserver.split`; returns when eager pieces answer, so that compilers start."""
+        """See `BuildObserver.split`; returns when compilers may start: eager pieces have answered
+        a first request, or could have for a while.
+        """
         super().split(program)
         self._serving.wait()
+        self._answered.wait(FIRST_ANSWER_SECONDS)
+
+    def before_step(self, executable: Executable) -> bool:
+        """What a step begins with; see `take_in`."""
+        self._note_answer()
+        self._has_stepped = True
+        return self.take_in(executable)
 
     def take_in(self, executable: Executable) -> bool:
         """See `BackgroundBuild.take_in`; also gives back what the canary rejected."""
@@ -114,6 +128,7 @@ class ServingBuild(BackgroundBuild):
     def tend(self, core: EngineCore, executable: Executable) -> None:
         """What the core does for the build between steps, busy or idle (in the core's thread)."""
         if not core.is_running:
+            self._note_answer()
             self.take_in(executable)
         if self.is_over:
             core.chore = None
@@ -123,7 +138,12 @@ class ServingBuild(BackgroundBuild):
     def cancel(self) -> None:
         """See `BackgroundBuild.cancel`."""
         self._serving.set()
+        self._answered.set()
         super().cancel()
+
+    def _note_answer(self) -> None:
+        if self._has_stepped:  # and that step is over
+            self._answered.set()
 
     def _phase(self) -> str:
         if self.error is not None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from girih.graph.progress import Progress, no_progress
+from girih.graph.progress import Progress, ProgressEvent, no_progress
 from girih.graph.spec import ModelSpec
 from girih.kernels.errors import ConfigError
 from girih.kernels.target import Target, resolve_target
@@ -117,6 +117,7 @@ def start_of(config: EngineConfig, progress: Progress = no_progress) -> Start:
     """
     report = LaunchReport()
     spec = report.timed("spec", lambda: model_spec(config.model, progress))
+    progress(ProgressEvent("model", 1, 1, str(spec.files.path)))
     return Start(config, spec, target_of(config), report, progress)
 
 

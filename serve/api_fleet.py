@@ -21,7 +21,8 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
 from girih.kernels.errors import EngineError, GirihError
-from girih.runtime.core_process import Build, CoreSupervisor, name_process
+from girih.runtime.core_process import Build, CoreSupervisor
+from girih.runtime.core_spawn import SpawnedCore, name_process
 from girih.serve.config import SamplingConfig, ServeConfig
 from girih.serve.engine_start import SharedStart
 from girih.serve.logs import LogSettings
@@ -60,12 +61,15 @@ class ApiFleet:
     Args:
         build: makes the engine in the core's process; it must be picklable.
         settings: for the API processes.
+        ahead: process to run the core in, see `CoreSupervisor`.
     """
 
-    def __init__(self, build: Build, settings: FleetSettings) -> None:
+    def __init__(
+        self, build: Build, settings: FleetSettings, ahead: SpawnedCore | None = None
+    ) -> None:
         self.port = settings.config.port
         self._settings = settings
-        self._supervisor = CoreSupervisor(build, settings.restarts, self._on_core_end)
+        self._supervisor = CoreSupervisor(build, settings.restarts, self._on_core_end, ahead)
         self._spawn = multiprocessing.get_context("spawn")
         self._processes: dict[int, BaseProcess] = {}
         self._error: GirihError | None = None

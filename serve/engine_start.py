@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from girih.graph.progress import Progress
+from girih.graph.progress import Progress, ProgressEvent, no_progress
 from girih.runtime.core_process import Build, BuiltEngine, CoreSupervisor
+from girih.runtime.core_spawn import SpawnedCore
 from girih.runtime.messages import EngineFacts
 from girih.serve.core_link import CoreLink
 from girih.serve.process_link import ProcessLink
@@ -139,25 +140,43 @@ class SharedStart:
         self._address = address
         self._restarts = restarts
         self._tokenizer = tokenizer
+        self._loading: dict[str, asyncio.Task[Tokenizer]] = {}  # by the model's path
+        self._progress: Progress = no_progress
 
     def begin(self) -> None:
         """See `EngineStart.begin`."""
 
     async def start(self, progress: Progress) -> StartedEngine:
         """See `EngineStart.start`."""
-        return await self.join(ProcessLink(self._address, self._restarts, progress))
+        self.observe(progress)
+        return await self.join(ProcessLink(self._address, self._restarts, self.on_progress))
+
+    def observe(self, progress: Progress) -> None:
+        """Pass on what `on_progress` is told."""
+        self._progress = progress
+
+    def on_progress(self, event: ProgressEvent) -> None:
+        """Begin to load the tokenizer when the core has found the model; pass the event on."""
+        if event.stage == "model" and self._tokenizer is None:
+            self._load(event.detail)
+        self._progress(event)
 
     async def join(self, link: ProcessLink) -> StartedEngine:
         """Return the engine at the other end of `link` when it is ready."""
         try:
             facts = await link.ready()
-            tokenizer = self._tokenizer
-            if tokenizer is None:
-                tokenizer = await asyncio.to_thread(load_tokenizer, Path(facts.model_path))
+            tokenizer = self._tokenizer or await self._load(facts.model_path)
         except BaseException:
             link.close()
             raise
         return StartedEngine(link, facts, tokenizer)
+
+    def _load(self, path: str) -> asyncio.Task[Tokenizer]:
+        if path not in self._loading:
+            task = asyncio.create_task(asyncio.to_thread(load_tokenizer, Path(path)))
+            task.add_done_callback(lambda t: t.cancelled() or t.exception())  # `join` raises it
+            self._loading[path] = task
+        return self._loading[path]
 
     def close(self) -> None:
         """See `EngineStart.close`."""
@@ -170,18 +189,23 @@ class ProcessStart:
         build: makes the engine, there; it must be picklable.
         restarts: start another core when it dies.
         tokenizer: instead of the model's own.
+        ahead: the process for the core, see `CoreSupervisor`.
     """
 
     is_busy = False
 
     def __init__(
-        self, build: Build, restarts: bool = False, tokenizer: Tokenizer | None = None
+        self,
+        build: Build,
+        restarts: bool = False,
+        tokenizer: Tokenizer | None = None,
+        ahead: SpawnedCore | None = None,
     ) -> None:
         self._link: ProcessLink | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._has_begun = False
         self._error: BaseException | None = None
-        self.supervisor = CoreSupervisor(build, restarts, self._on_end)
+        self.supervisor = CoreSupervisor(build, restarts, self._on_end, ahead)
         self._shared = SharedStart(self.supervisor.address, restarts, tokenizer)
         self._restarts = restarts
 
@@ -194,7 +218,9 @@ class ProcessStart:
     async def start(self, progress: Progress) -> StartedEngine:
         """See `EngineStart.start`."""
         self._loop = asyncio.get_running_loop()
-        self._link = ProcessLink(self.supervisor.address, self._restarts, progress)
+        self._shared.observe(progress)
+        observer = self._shared.on_progress
+        self._link = ProcessLink(self.supervisor.address, self._restarts, observer)
         self.begin()
         if self._error is not None:  # it ended before there was a link to tell
             self._link.fail(self._error)

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from girih.graph.garbage import no_collection
 from girih.graph.progress import Progress, no_progress
 from girih.kernels.errors import RequestError
 from girih.runtime.config import EngineConfig
@@ -84,8 +85,9 @@ class LLM:
         return llm
 
     def _build(self, config: EngineConfig, progress: Progress) -> None:
-        handle = _start_engine(config, progress)
-        self._attach(handle, load_tokenizer(handle.model_path))
+        with no_collection():
+            handle = _start_engine(config, progress)
+            self._attach(handle, load_tokenizer(handle.model_path))
 
     def close(self) -> None:
         """End the engine (its process too, if it has one); the object is not used afterwards."""

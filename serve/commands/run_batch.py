@@ -49,7 +49,7 @@ def _answer_all(
         return asyncio.run(_run(config, output, total, options, (url, key)))
     engine = to_engine_config(config)
     sampling = to_record(SamplingConfig, config["sampling"])
-    from girih.serve.commands.serve import way_to_start
+    from girih.serve.launch_server import way_to_start
     from girih.serve.local_server import LocalServer
     from girih.serve.logs import LogSettings
 

@@ -11,6 +11,7 @@ import pytest
 import support_process
 from support_core import collect, make_request
 from support_fake_runner import fake_generate
+from support_process import alive, wait_for
 
 from girih.graph.progress import no_progress
 from girih.kernels.errors import EngineError, RequestError, SourceError
@@ -21,8 +22,6 @@ from girih.runtime.remote_core import RemoteCore
 from girih.runtime.request import EngineRequest
 from girih.runtime.sampling_params import SamplingParams
 from girih.runtime.socket_folder import SocketFolder
-
-SECONDS = 20
 
 
 def engine(**options):
@@ -41,21 +40,6 @@ def remote():
     yield make
     for core in made:
         core.close()
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.01)
 
 
 def run_to_end(core):

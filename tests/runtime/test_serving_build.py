@@ -11,6 +11,7 @@ import torch
 from support_models import opt_o2, tiny_model, tiny_traced
 
 import girih.passes.background as background
+import girih.runtime.serving_build as serving_build
 from girih.graph.checkpoint import open_checkpoint
 from girih.graph.compile_count import COMPILES
 from girih.graph.executable import Executable
@@ -142,7 +143,8 @@ def test_an_idle_engine_takes_tiles_in_and_the_canary_runs(tmp_path, monkeypatch
     assert setting.core.count_recompiles() == 0
 
 
-def test_compilers_start_when_eager_pieces_answer():
+@pytest.mark.parametrize("seconds", [0.1, WAIT])
+def test_compilers_start_when_eager_pieces_have_answered_or_nobody_asks(seconds, monkeypatch):
     is_split = threading.Event()
 
     def work(observer, progress):
@@ -150,11 +152,18 @@ def test_compilers_start_when_eager_pieces_answer():
         is_split.set()
         raise CompileError("no compiler")
 
+    monkeypatch.setattr(serving_build, "FIRST_ANSWER_SECONDS", seconds)
     build = ServingBuild(work, lambda event: None)
     assert build.program() is program()
     assert not is_split.wait(0.1)
     build.serve({}, lambda bundle: "")
-    assert is_split.wait(WAIT)
+    if seconds > 1:  # no step was asked for, then one runs, then it is over
+        core = SimpleNamespace(is_running=False)
+        build.tend(core, None)
+        build.before_step(None)
+        assert not is_split.wait(0.1)
+        build.tend(core, None)
+    assert is_split.wait(WAIT / 2)
 
 
 def test_a_build_nobody_serves_beside_can_be_cancelled():

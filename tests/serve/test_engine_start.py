@@ -9,6 +9,7 @@ import support_process
 
 from girih.graph.progress import no_progress
 from girih.kernels.errors import SourceError
+from girih.serve import engine_start
 from girih.serve.engine_start import ProcessStart
 
 TOKENIZER = object()
@@ -47,6 +48,40 @@ def test_a_core_that_ended_before_somebody_listened_says_why():
         time.sleep(0.02)
     try:
         with pytest.raises(SourceError, match="no such model"):
+            asyncio.run(start.start(no_progress))
+    finally:
+        start.close()
+
+
+def test_the_tokenizer_is_loaded_while_the_core_builds(monkeypatch, tmp_path):
+    seen = []
+
+    def load(path):
+        seen.append(path)
+        return TOKENIZER
+
+    monkeypatch.setattr(engine_start, "load_tokenizer", load)
+    build = functools.partial(support_process.build, model_path=str(tmp_path), build_seconds=1.0)
+    start = ProcessStart(build)
+
+    async def join():
+        engine = await start.start(lambda event: seen.append(event.detail))
+        engine.link.close()
+        return engine.tokenizer
+
+    try:
+        assert asyncio.run(join()) is TOKENIZER
+    finally:
+        start.close()
+    assert seen.count(tmp_path) == 1
+    assert "tile 2 of 3" in seen[seen.index(tmp_path) :], "the core still built"
+
+
+def test_a_tokenizer_that_cannot_be_loaded_fails_the_start(tmp_path):
+    build = functools.partial(support_process.build, model_path=str(tmp_path))
+    start = ProcessStart(build)
+    try:
+        with pytest.raises(SourceError, match=tmp_path.name):
             asyncio.run(start.start(no_progress))
     finally:
         start.close()

@@ -226,9 +226,9 @@ def test_a_local_server_that_cannot_start_says_why():
 
 
 def test_an_engine_of_its_own_answers(files, monkeypatch):
-    from girih.serve.commands import serve
+    from girih.serve import launch_server
 
-    monkeypatch.setattr(serve, "way_to_start", lambda engine, logs: fake_start())
+    monkeypatch.setattr(launch_server, "way_to_start", lambda engine, logs: fake_start())
     files.write(request("a", model="fake"), request("b", model="other"))
     words = [f"input={files.input}", f"output={files.output}", "opt=O0", "-q"]
     assert cli.main(["run-batch", *words]) == 0

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,11 @@ from support_fake_runner import FakeRunner
 from girih.graph.progress import ProgressEvent
 from girih.kernels.errors import EngineError, SourceError
 from girih.runtime.core_process import CoreSupervisor
+from girih.runtime.core_spawn import spawn_core
 from girih.runtime.engine import EngineCore
 from girih.runtime.messages import EngineFacts
+
+WAIT_SECONDS = 20
 
 
 @dataclass
@@ -65,6 +69,7 @@ def build(
     **options: Any,
 ) -> FakeEngine:
     """Make a core over a fake runner; `options` are those of `make_core`."""
+    progress(ProgressEvent("model", 1, 1, model_path))
     progress(ProgressEvent("compile", 1, 3, "tile 1 of 3"))
     deadline = time.monotonic() + build_seconds
     while time.monotonic() < deadline:
@@ -100,3 +105,28 @@ def orphan(address_file: str) -> None:
     with open(address_file, "w") as file:
         file.write(str(supervisor.pid))
     time.sleep(60)
+
+
+def leave_a_core_waiting(pid_file: str) -> None:
+    """Start a core that is told nothing, say which, and wait to be killed."""
+    core = spawn_core()
+    with open(pid_file, "w") as file:
+        file.write(str(core.process.pid))
+    time.sleep(60)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (one that ended and was not waited for does not)."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds, at most `WAIT_SECONDS`."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.01)
