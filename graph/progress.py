@@ -15,16 +15,18 @@ class ProgressEvent:
 
     Attributes:
         stage: "download" | "convert" | "model" | "trace" | "lower" | "compile" | "weights" |
-            "kernels". "model" says that its files are there; `detail` is their directory.
+            "kernels". "model" says that its files are there.
         done: units finished so far.
         total: units in all, or None when unknown.
         detail: what is being worked on, e.g. "tile 2 of 3" or a parameter's name.
+        model_path: directory of the model's files, in "model" events.
     """
 
     stage: str
     done: int
     total: int | None
     detail: str = ""
+    model_path: str = ""
 
 
 Progress = Callable[[ProgressEvent], None]

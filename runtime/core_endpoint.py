@@ -110,7 +110,7 @@ class CoreEndpoint:
         for newcomer in self.clients.keys() - before:
             for earlier in self._stages.values():
                 self.send(newcomer, earlier)
-        progress = Progress(event.stage, event.done, event.total, event.detail)
+        progress = Progress.of(event)
         self._stages[event.stage] = progress
         self.broadcast(progress)
 

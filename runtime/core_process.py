@@ -12,6 +12,7 @@ ends. What compiles tiles ends with it (`girih.graph.compile_worker`).
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import multiprocessing
@@ -68,8 +69,9 @@ def run_core(build: Build, address: str, parent: Connection) -> None:
         parent: pipe to the front end that started this process.
     """
     watcher = _ParentWatcher(parent)
-    endpoint = CoreEndpoint(address)
+    endpoint = None
     try:
+        endpoint = CoreEndpoint(address)
         built = build(endpoint.tell_progress)
         service = CoreService(built.core, built.facts, endpoint)
         set_aside()
@@ -79,15 +81,17 @@ def run_core(build: Build, address: str, parent: Connection) -> None:
     except BaseException as error:
         logger.error("the engine process ends", exc_info=not isinstance(error, GirihError))
         died = Died(Refusal.of(error))
-        endpoint.broadcast(died)
+        if endpoint is not None:
+            endpoint.broadcast(died)
         with contextlib.suppress(OSError):
             parent.send_bytes(encode(died))
         _leave(endpoint, 1)
     _leave(endpoint, 0)
 
 
-def _leave(endpoint: CoreEndpoint, code: int) -> NoReturn:
-    endpoint.close()
+def _leave(endpoint: CoreEndpoint | None, code: int) -> NoReturn:
+    if endpoint is not None:
+        endpoint.close()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a step may still run in native code; nobody waits for it
@@ -134,7 +138,7 @@ class CoreSupervisor:
         ahead: SpawnedCore | None = None,
     ) -> None:
         self._folder = SocketFolder()
-        self.address = f"ipc://{self._folder.path}/core"
+        self.address = f"ipc://{self._folder.socket}"
         self._build = build
         self._restart = restart
         self._on_end = on_end
@@ -158,6 +162,7 @@ class CoreSupervisor:
 
     def start(self) -> None:
         """Start the core's process and a thread that watches it."""
+        atexit.register(self.stop)  # before multiprocessing, which waits for children, does
         self._spawn()
         self._watcher.start()
 
@@ -172,12 +177,13 @@ class CoreSupervisor:
             process.join(STOP_SECONDS + 1)
             _kill_group(process)
         self._folder.remove()
+        atexit.unregister(self.stop)
 
     def _spawn(self) -> None:
         with self._lock:
             if self._is_stopping:
                 return
-            (self._folder.path / "core").unlink(missing_ok=True)
+            self._folder.socket.unlink(missing_ok=True)
             core, self._ahead = self._ahead or spawn_core(), None
             self._process, self._pipe = core.process, core.pipe
             core.begin(self._build, self.address)

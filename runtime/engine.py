@@ -124,6 +124,7 @@ class EngineCore:
         is_async: whether a step runs beside the caller, who plans the next one.
         failure: why the core died, or None while it lives.
         observers: told what the core does.
+        closers: called when the core is closed.
         operations: sleep, wake and new weights.
         profiler: records steps on request, if it may.
         request_checks: called with each request before it is taken in; they may raise.
@@ -146,6 +147,7 @@ class EngineCore:
         self.is_async = async_scheduling
         self.failure: str | None = None
         self.observers: list[CoreObserver] = []
+        self.closers: list[Callable[[], None]] = []
         self.operations = Operations(self)
         self._late_outputs: list[EngineOutput] = []
         self.profiler: StepProfiler | None = None
@@ -318,6 +320,8 @@ class EngineCore:
 
     def close(self) -> None:
         """End the runner's thread; the core is not used afterwards."""
+        for close in self.closers:
+            close()
         self._queue.close()
         self.close_observers()
 

@@ -106,6 +106,15 @@ def engine_of(start: Start, program: RunnableProgram) -> EngineHandle:
     Raises:
         WeightError, CapacityError, BundleError: as `bind`.
     """
+    try:
+        return _engine_around(start, program)
+    except BaseException:
+        if program.build is not None:  # it waits for the engine, and holds the bundle's lock
+            program.build.cancel()
+        raise
+
+
+def _engine_around(start: Start, program: RunnableProgram) -> EngineHandle:
     bound = bind(start, program)
     length, pooling = bound.max_model_len, None
     if start.spec.task == "generate":

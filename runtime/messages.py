@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from girih.graph.progress import ProgressEvent
 from girih.kernels import errors
 from girih.kernels.errors import EngineError, GirihError, RequestError
 from girih.runtime.pooling_params import PoolingFacts
@@ -95,6 +96,16 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
     done: int
     total: int | None
     detail: str
+    model_path: str = ""
+
+    @classmethod
+    def of(cls, event: ProgressEvent) -> Progress:
+        """The message of an event."""
+        return cls(event.stage, event.done, event.total, event.detail, event.model_path)
+
+    def as_event(self) -> ProgressEvent:
+        """The event again."""
+        return ProgressEvent(self.stage, self.done, self.total, self.detail, self.model_path)
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

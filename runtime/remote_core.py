@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 
 from girih.graph.progress import Progress as ProgressObserver
-from girih.graph.progress import ProgressEvent
 from girih.kernels.errors import EngineError
 from girih.runtime.core_connection import CoreConnection, Disconnected
 from girih.runtime.core_process import Build, CoreSupervisor
@@ -206,9 +205,7 @@ class RemoteCore:
                 if isinstance(message, Ready):
                     return message.facts
                 if isinstance(message, Progress):
-                    progress(
-                        ProgressEvent(message.stage, message.done, message.total, message.detail)
-                    )
+                    progress(message.as_event())
                 elif isinstance(message, Died):
                     raise message.refusal.as_error()
             if self._error is not None:

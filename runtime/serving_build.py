@@ -24,7 +24,7 @@ from girih.graph.executable import Executable
 from girih.graph.inductor import TileFn
 from girih.graph.partition import Program
 from girih.graph.progress import Progress
-from girih.kernels.errors import GirihError
+from girih.kernels.errors import BundleError, GirihError
 from girih.passes.background import BackgroundBuild, BuildObserver, Part
 from girih.runtime.engine import CompileState, EngineCore
 
@@ -168,11 +168,14 @@ class ServingBuild(BackgroundBuild):
         self._tiles_taken += part.tile is not None
 
     def _run(self) -> None:
-        super()._run()
-        self._built.set()
-        if self._result is not None and self._program is not None:
-            self._run_canary(self._result[0])
-        self._checked.set()
+        try:
+            super()._run()
+            self._built.set()
+            if self._result is not None and self._program is not None:
+                self._run_canary(self._result[0])
+        finally:
+            self._built.set()
+            self._checked.set()
 
     def _run_canary(self, bundle: Bundle) -> None:
         self._serving.wait()
@@ -182,7 +185,9 @@ class ServingBuild(BackgroundBuild):
         try:
             self.canary = self._check(bundle)
             logger.info("%s", self.canary)
-        except GirihError as error:
+        except Exception as error:  # whatever it is, the code was not shown to be right
+            if not isinstance(error, GirihError):
+                error = BundleError(f"the canary did not run: {type(error).__name__}: {error}")
             logger.critical(
                 "COMPILED CODE IS REJECTED, eager pieces answer from now on (slowly): %s", error
             )

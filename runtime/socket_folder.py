@@ -13,8 +13,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from girih.kernels.errors import ConfigError
+
 PREFIX = "girih-core-"
 LOCK = "lock"
+SOCKET = "core"
+MAX_SOCKET_PATH = 107  # bytes, unix(7)
 
 
 class SocketFolder:
@@ -22,11 +26,23 @@ class SocketFolder:
 
     Attributes:
         path: the folder; only this user may enter it.
+        socket: where the core's socket is to be, in it.
+
+    Raises:
+        ConfigError: a socket in it would have too long a path.
     """
 
     def __init__(self) -> None:
         remove_dead_folders()
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self.socket = self.path / SOCKET
+        size = len(os.fsencode(self.socket))
+        if size > MAX_SOCKET_PATH:
+            self.path.rmdir()
+            raise ConfigError(
+                f"the engine's socket {self.socket} has a path of {size} bytes; the system "
+                f"allows {MAX_SOCKET_PATH}: set TMPDIR to a folder with a shorter path"
+            )
         starting = self.path / "starting"  # nobody else looks at it before it is locked
         self._lock = os.open(starting, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)

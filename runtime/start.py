@@ -117,7 +117,7 @@ def start_of(config: EngineConfig, progress: Progress = no_progress) -> Start:
     """
     report = LaunchReport()
     spec = report.timed("spec", lambda: model_spec(config.model, progress))
-    progress(ProgressEvent("model", 1, 1, str(spec.files.path)))
+    progress(ProgressEvent("model", 1, 1, spec.name, str(spec.files.path)))
     return Start(config, spec, target_of(config), report, progress)
 
 

@@ -157,8 +157,8 @@ class SharedStart:
 
     def on_progress(self, event: ProgressEvent) -> None:
         """Begin to load the tokenizer when the core has found the model; pass the event on."""
-        if event.stage == "model" and self._tokenizer is None:
-            self._load(event.detail)
+        if event.model_path and self._tokenizer is None:
+            self._load(event.model_path)
         self._progress(event)
 
     async def join(self, link: ProcessLink) -> StartedEngine:
@@ -166,6 +166,8 @@ class SharedStart:
         try:
             facts = await link.ready()
             tokenizer = self._tokenizer or await self._load(facts.model_path)
+            if link.error is not None:
+                raise link.error
         except BaseException:
             link.close()
             raise

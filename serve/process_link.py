@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from girih.graph.progress import Progress as ProgressObserver
-from girih.graph.progress import ProgressEvent, no_progress
+from girih.graph.progress import no_progress
 from girih.kernels.errors import EngineError
 from girih.runtime.core_connection import CoreConnection, Disconnected
 from girih.runtime.messages import (
@@ -69,6 +69,8 @@ class ProcessLink:
     def start(self, listener: CoreListener) -> None:
         """See `CoreLink.start`."""
         self._listener = listener
+        if self._error is not None:  # it died before anybody listened
+            self._loop.call_soon(listener.on_death, self._error)
 
     def add(self, request: EngineRequest) -> None:
         """See `CoreLink.add`."""
@@ -155,9 +157,7 @@ class ProcessLink:
         elif isinstance(message, Answer):
             self._calls.settle(message)
         elif isinstance(message, Progress):
-            self._progress(
-                ProgressEvent(message.stage, message.done, message.total, message.detail)
-            )
+            self._progress(message.as_event())
         elif isinstance(message, Ready):
             self._become_ready(message.facts)
         elif isinstance(message, Died):

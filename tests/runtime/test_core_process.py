@@ -4,6 +4,8 @@ import functools
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import msgspec
@@ -14,7 +16,7 @@ from support_fake_runner import fake_generate
 from support_process import alive, wait_for
 
 from girih.graph.progress import no_progress
-from girih.kernels.errors import EngineError, RequestError, SourceError
+from girih.kernels.errors import ConfigError, EngineError, RequestError, SourceError
 from girih.runtime.core_connection import CoreConnection, Disconnected
 from girih.runtime.core_process import CoreSupervisor
 from girih.runtime.messages import AddRequest, Call, Outputs, Ready
@@ -146,6 +148,34 @@ def test_a_core_ends_when_its_front_end_is_killed(tmp_path):
     process.kill()
     process.join()
     wait_for(lambda: not alive(pid))
+
+
+def test_a_script_whose_exit_handlers_run_in_another_order_ends():
+    """Who made a `TemporaryDirectory` first has multiprocessing wait for children first."""
+    code = (
+        "import tempfile; folder = tempfile.TemporaryDirectory()\n"
+        "import sys; sys.path[:0] = [sys.argv[1]]\n"
+        "import support_process\n"
+        "from girih.graph.progress import no_progress\n"
+        "from girih.serve.remote_handle import RemoteHandle\n"
+        "if __name__ == '__main__':\n"
+        "    handle = RemoteHandle(support_process.build, no_progress)\n"
+        "    print(handle.name)\n"
+    )
+    support = os.path.dirname(support_process.__file__)
+    ended = subprocess.run(
+        [sys.executable, "-c", code, support], capture_output=True, text=True, timeout=60
+    )
+    assert (ended.stdout, ended.returncode) == ("fake\n", 0), ended.stderr
+
+
+def test_a_path_that_no_socket_can_have_is_refused(tmp_path, monkeypatch):
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    with pytest.raises(ConfigError, match=r"allows 107: set TMPDIR to a folder"):
+        SocketFolder()
+    assert list(long.iterdir()) == []
 
 
 def test_the_next_start_removes_what_a_killed_front_end_left(tmp_path, monkeypatch):

@@ -19,10 +19,11 @@ from girih.graph.inductor import eager_tile
 from girih.graph.sources import resolve_source
 from girih.graph.tile_file import write_tile
 from girih.graph.weights import load_weights
-from girih.kernels.errors import CompileError
+from girih.kernels.errors import CapacityError, CompileError
 from girih.kernels.target import Target, detect_isa
 from girih.passes.background import Part
 from girih.passes.build import lower_and_partition
+from girih.runtime import launch
 from girih.runtime.assembly import watch_compiling
 from girih.runtime.canary import check_canary, executable_for_canary
 from girih.runtime.serving_build import ServingBuild
@@ -82,7 +83,9 @@ class Setting:
             program().layout, dict(self.pieces), weights(), 5, BLOCK, torch.float32, "reference"
         )
         self.build = ServingBuild(self.work, lambda event: None)
-        self.core = SimpleNamespace(is_running=False, recomputed=0, recompute=self.recompute)
+        self.core = SimpleNamespace(
+            is_running=False, recomputed=0, recompute=self.recompute, closers=[]
+        )
         watch_compiling(self.core, self.executable, self.build)
         self.build.program()
         self.build.serve(self.pieces, self.check)
@@ -190,6 +193,47 @@ def test_a_failing_canary_brings_the_eager_pieces_back(tmp_path, monkeypatch, ca
     assert setting.core.recomputed == 1
     assert "COMPILED CODE IS REJECTED" in caplog.text
     assert not setting.build.take_in(setting.executable)
+
+
+def test_a_canary_that_does_not_run_is_one_that_failed(tmp_path, monkeypatch):
+    setting = Setting(tmp_path, monkeypatch)
+
+    def check(bundle):
+        raise RuntimeError("can't allocate memory")
+
+    setting.build.serve(setting.pieces, check)
+    setting.may_build.set()
+    setting.may_end.set()
+    while setting.core.chore is not None:
+        setting.core.chore(setting.core)
+    state = setting.build.state()
+    assert state.phase == "failed"
+    assert "the canary did not run: RuntimeError: can't allocate memory" in state.detail
+    assert setting.running == set()
+
+
+def test_closing_the_core_ends_the_build(tmp_path, monkeypatch):
+    setting = Setting(tmp_path, monkeypatch)
+    setting.may_build.set()
+    setting.may_end.set()
+    (close,) = setting.core.closers
+    close()
+    assert not setting.build._thread.is_alive()
+
+
+def test_an_engine_that_cannot_be_bound_ends_its_build(monkeypatch):
+    build = SimpleNamespace(cancelled=0)
+    build.cancel = lambda: setattr(build, "cancelled", build.cancelled + 1)
+
+    def bind(start, program):
+        raise CapacityError("no room")
+
+    monkeypatch.setattr(launch, "bind", bind)
+    with pytest.raises(CapacityError, match="no room"):
+        launch.engine_of(None, SimpleNamespace(build=build))
+    with pytest.raises(CapacityError):
+        launch.engine_of(None, SimpleNamespace(build=None))
+    assert build.cancelled == 1
 
 
 def test_a_running_engine_is_tended_by_its_steps(tmp_path, monkeypatch):

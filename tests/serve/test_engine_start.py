@@ -2,13 +2,15 @@
 
 import asyncio
 import functools
+import os
+import signal
 import time
 
 import pytest
 import support_process
 
 from girih.graph.progress import no_progress
-from girih.kernels.errors import SourceError
+from girih.kernels.errors import EngineError, SourceError
 from girih.serve import engine_start
 from girih.serve.engine_start import ProcessStart
 
@@ -75,6 +77,23 @@ def test_the_tokenizer_is_loaded_while_the_core_builds(monkeypatch, tmp_path):
         start.close()
     assert seen.count(tmp_path) == 1
     assert "tile 2 of 3" in seen[seen.index(tmp_path) :], "the core still built"
+
+
+def test_a_core_that_dies_while_the_tokenizer_is_loaded_fails_the_start(monkeypatch, tmp_path):
+    start = ProcessStart(functools.partial(support_process.build, model_path=str(tmp_path)))
+
+    def load(path):
+        time.sleep(1.0)  # until the core is ready
+        os.kill(start.supervisor.pid, signal.SIGKILL)
+        support_process.wait_for(lambda: not start.supervisor.is_running)
+        return TOKENIZER
+
+    monkeypatch.setattr(engine_start, "load_tokenizer", load)
+    try:
+        with pytest.raises(EngineError, match="the engine process ended"):
+            asyncio.run(start.start(no_progress))
+    finally:
+        start.close()
 
 
 def test_a_tokenizer_that_cannot_be_loaded_fails_the_start(tmp_path):

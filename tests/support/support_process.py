@@ -69,7 +69,7 @@ def build(
     **options: Any,
 ) -> FakeEngine:
     """Make a core over a fake runner; `options` are those of `make_core`."""
-    progress(ProgressEvent("model", 1, 1, model_path))
+    progress(ProgressEvent("model", 1, 1, "fake", model_path))
     progress(ProgressEvent("compile", 1, 3, "tile 1 of 3"))
     deadline = time.monotonic() + build_seconds
     while time.monotonic() < deadline:
