@@ -68,6 +68,11 @@ class SafetensorsShard:
     def read(self, name: str, dtype: str | None) -> torch.Tensor:
         """A new tensor; `dtype` applies to floating tensors, others keep theirs."""
         stored = self._file.tensors[name]
+        if stored.dtype.startswith("float8"):
+            raise WeightError(
+                f"{self.path}: tensor {name} is stored as {stored.dtype}. Quantised weights are "
+                "read from GGUF only; use a bfloat16, float16 or float32 copy"
+            )
         raw = torch.empty(stored.num_bytes, dtype=torch.uint8)
         if stored.num_bytes:
             self._file.read_into(name, memoryview(raw.numpy()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from girih.graph.progress import Progress, no_progress
@@ -169,6 +170,7 @@ def load_spec(
         raise ConfigError(f"dtype is {dtype!r}; it must be one of {', '.join(allowed)}")
     files = resolve_source(source, progress)
     config = read_json(files.path / "config.json")
+    _refuse_quantised(config, files.path)
     generation_path = files.path / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}
     resolved = files.dtype if dtype == "auto" else dtype
@@ -179,3 +181,17 @@ def load_spec(
             raise ConfigError(f"model.pooling is {pooling!r}, but {spec.name} generates; leave it")
         return spec
     return replace(spec, task=chosen, pooling=read_pooling(config, files.path, chosen, pooling))
+
+
+def _refuse_quantised(config: dict[str, Any], path: Path) -> None:
+    """Weights that need scales beside them would load as they are, and mean nothing."""
+    nested = config.get("text_config")
+    for part in (config, nested if isinstance(nested, dict) else {}):
+        how = part.get("quantization_config")
+        if how:
+            method = how.get("quant_method") if isinstance(how, dict) else how
+            raise SourceError(
+                f"{path / 'config.json'} says that the weights are quantised (quant_method "
+                f"{method!r}); girih reads float32, bfloat16 and float16 safetensors, and "
+                "quantised weights from GGUF files: use such a copy"
+            )

@@ -84,6 +84,12 @@ def _source_name(source: Source) -> str:
 
 
 def _check(entry: WeightEntry, source: Source, rows: torch.Tensor, row: int) -> None:
+    if rows.is_floating_point() != getattr(torch, entry.dtype).is_floating_point:
+        kind = str(rows.dtype).removeprefix("torch.")
+        raise WeightError(
+            f"tensor {_source_name(source)} is stored as {kind}; the configuration asks for "
+            f"{entry.dtype}. Quantised weights are read from GGUF only"
+        )
     same_kind = rows.ndim == len(entry.shape) and tuple(rows.shape[1:]) == entry.shape[1:]
     if not same_kind or (entry.shape and row + rows.shape[0] > entry.shape[0]):
         expected = ", ".join(map(str, entry.shape))

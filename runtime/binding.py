@@ -14,6 +14,7 @@ from girih.graph.inductor import TileFn
 from girih.graph.program import ProgramLayout
 from girih.graph.progress import Progress, no_progress
 from girih.graph.spec import ModelSpec
+from girih.graph.unused_weights import check_unused
 from girih.graph.weight_names import plan_for_checkpoint
 from girih.graph.weights import load_weights
 from girih.kernels.errors import BusyError, ConfigError
@@ -78,6 +79,7 @@ def bind(start: Start, program: RunnableProgram) -> BoundProgram:
 def _load(start: Start, program: RunnableProgram, spec: ModelSpec, progress: Progress) -> Weights:
     with open_checkpoint(spec.files) as checkpoint:
         plan = plan_for_checkpoint(program.weights, checkpoint, spec)
+        check_unused(plan, checkpoint, spec)
         return load_weights(plan, checkpoint, program.constants, start.target.isa, progress)
 
 

@@ -28,6 +28,7 @@ from girih.graph.spec import load_spec
 from girih.graph.text import digest
 from girih.graph.tile_file import tile_to_json
 from girih.graph.trace import trace
+from girih.graph.unused_weights import check_unused
 from girih.graph.weights import load_weights
 from girih.kernels.errors import GirihError
 from girih.kernels.library import build_library, load_library
@@ -231,6 +232,8 @@ def _program(directory: Path, row: Row) -> Program:
 
 def _bind(program: Program, directory: Path, make_tiles: MakeTiles) -> Executable:
     target = Target("cpu", detect_isa(), 2, "g++")
-    with open_checkpoint(load_spec(str(directory), task="generate").files) as checkpoint:
+    spec = load_spec(str(directory), task="generate")
+    with open_checkpoint(spec.files) as checkpoint:
+        check_unused(program.weights, checkpoint, spec)
         weights = load_weights(program.weights, checkpoint, program.constants, target.isa)
     return bind(program.layout, make_tiles(program, target), weights)
