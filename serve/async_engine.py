@@ -23,6 +23,8 @@ from girih.serve.detokenizer import Vocabulary
 from girih.serve.engine_thread import Record
 from girih.serve.output_processor import Delta, OutputProcessor
 
+MAX_LOSSES = 2  # cores that may end while a request is theirs; it may be what ends them
+
 
 class RequestStream:
     """The reader's end of one request: iterate it for deltas, close it to abort.
@@ -30,6 +32,7 @@ class RequestStream:
     Attributes:
         request: what was asked.
         has_started: whether the core said anything of it but that it was admitted.
+        num_losses: cores that ended while the request waited or ran there.
         processor: makes the deltas.
         admitted: done when the core took the request in, or refused it.
     """
@@ -38,6 +41,7 @@ class RequestStream:
         self.request_id = request.request_id
         self.request = request
         self.has_started = False
+        self.num_losses = 0
         self.processor = OutputProcessor(
             engine.vocabulary, request.sampling, request.prompt_token_ids
         )
@@ -229,11 +233,20 @@ class AsyncEngine:
             self._link.abort(stopped)
 
     def on_lost(self) -> None:
-        """End the requests that had tokens; the others wait for the next core."""
+        """End the requests that had tokens, or lost a core before; the others wait for the next."""
         self._is_lost = True
         for stream in list(self._streams.values()):
-            if stream.has_started and not stream.processor.finished:
+            if stream.processor.finished:
+                continue
+            stream.num_losses += 1
+            if stream.has_started:
                 self._fail(stream, "the engine stopped: its process ended")
+            elif stream.num_losses >= MAX_LOSSES:
+                self._fail(
+                    stream,
+                    f"the engine's process ended {stream.num_losses} times while this request "
+                    "waited or ran; it is not handed over again",
+                )
 
     def on_back(self) -> None:
         """Hand over again what waits."""

@@ -43,14 +43,23 @@ class RudeRunner(FakeRunner):
 
 
 class DeadlyRunner(FakeRunner):
-    """Kills its own process in step `kill_at`, as a crash in native code would."""
+    """Kills its own process, as a crash in native code would.
 
-    def __init__(self, *args: Any, kill_at: int, **options: Any) -> None:
+    That is in step `kill_at`, or at the end of the first one for a prompt with the token `poison`.
+    """
+
+    def __init__(
+        self, *args: Any, kill_at: int | None, poison: int | None, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
         self.kill_at = kill_at
+        self.poison = poison
 
     def execute(self, plan: Any) -> Any:
         if self.num_steps == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if any(self.poison in request.token_ids for request in plan.new_requests):
+            time.sleep(self.step_seconds)
             os.kill(os.getpid(), signal.SIGKILL)
         return super().execute(plan)
 
@@ -62,6 +71,7 @@ def build(
     step_seconds: float = 0.0,
     lose_device_at: int | None = None,
     kill_at: int | None = None,
+    poison: int | None = None,
     hold_interpreter_seconds: float = 0.0,
     build_seconds: float = 0.0,
     build_error: str | None = None,
@@ -80,8 +90,8 @@ def build(
     fail_at = {} if lose_device_at is None else {lose_device_at: EngineError("device lost")}
     settings = {"step_seconds": step_seconds, "fail_at": fail_at}
     runner = FakeRunner(16, vocab_size, **settings)
-    if kill_at is not None:
-        runner = DeadlyRunner(16, vocab_size, kill_at=kill_at, **settings)
+    if kill_at is not None or poison is not None:
+        runner = DeadlyRunner(16, vocab_size, kill_at=kill_at, poison=poison, **settings)
     if hold_interpreter_seconds:
         runner = RudeRunner(16, vocab_size, **settings)
         runner.hold_seconds = hold_interpreter_seconds
