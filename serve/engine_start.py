@@ -142,27 +142,20 @@ class SharedStart:
         self._tokenizer = tokenizer
         self._loading: dict[str, asyncio.Task[Tokenizer]] = {}  # by the model's path
         self._progress: Progress = no_progress
+        self._link: ProcessLink | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._error: BaseException | None = None
 
     def begin(self) -> None:
         """See `EngineStart.begin`."""
 
     async def start(self, progress: Progress) -> StartedEngine:
         """See `EngineStart.start`."""
-        self.observe(progress)
-        return await self.join(ProcessLink(self._address, self._restarts, self.on_progress))
-
-    def observe(self, progress: Progress) -> None:
-        """Pass on what `on_progress` is told."""
+        self._loop = asyncio.get_running_loop()
         self._progress = progress
-
-    def on_progress(self, event: ProgressEvent) -> None:
-        """Begin to load the tokenizer when the core has found the model; pass the event on."""
-        if event.model_path and self._tokenizer is None:
-            self._load(event.model_path)
-        self._progress(event)
-
-    async def join(self, link: ProcessLink) -> StartedEngine:
-        """Return the engine at the other end of `link` when it is ready."""
+        self._link = link = ProcessLink(self._address, self._restarts, self._on_progress)
+        if self._error is not None:  # it ended before there was a link to tell
+            link.fail(self._error)
         try:
             facts = await link.ready()
             tokenizer = self._tokenizer or await self._load(facts.model_path)
@@ -173,10 +166,23 @@ class SharedStart:
             raise
         return StartedEngine(link, facts, tokenizer)
 
+    def fail(self, error: BaseException) -> None:
+        """Take note that the core is gone for good (from any thread)."""
+        self._error = error
+        loop, link = self._loop, self._link
+        if loop is not None and link is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(link.fail, error)
+
+    def _on_progress(self, event: ProgressEvent) -> None:
+        """Begin to load the tokenizer when the core has found the model; pass the event on."""
+        if event.model_path and self._tokenizer is None:
+            self._load(event.model_path)
+        self._progress(event)
+
     def _load(self, path: str) -> asyncio.Task[Tokenizer]:
         if path not in self._loading:
             task = asyncio.create_task(asyncio.to_thread(load_tokenizer, Path(path)))
-            task.add_done_callback(lambda t: t.cancelled() or t.exception())  # `join` raises it
+            task.add_done_callback(lambda t: t.cancelled() or t.exception())  # `start` raises it
             self._loading[path] = task
         return self._loading[path]
 
@@ -203,13 +209,9 @@ class ProcessStart:
         tokenizer: Tokenizer | None = None,
         ahead: SpawnedCore | None = None,
     ) -> None:
-        self._link: ProcessLink | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._has_begun = False
-        self._error: BaseException | None = None
         self.supervisor = CoreSupervisor(build, restarts, self._on_end, ahead)
         self._shared = SharedStart(self.supervisor.address, restarts, tokenizer)
-        self._restarts = restarts
 
     def begin(self) -> None:
         """See `EngineStart.begin`."""
@@ -219,14 +221,8 @@ class ProcessStart:
 
     async def start(self, progress: Progress) -> StartedEngine:
         """See `EngineStart.start`."""
-        self._loop = asyncio.get_running_loop()
-        self._shared.observe(progress)
-        observer = self._shared.on_progress
-        self._link = ProcessLink(self.supervisor.address, self._restarts, observer)
         self.begin()
-        if self._error is not None:  # it ended before there was a link to tell
-            self._link.fail(self._error)
-        return await self._shared.join(self._link)
+        return await self._shared.start(progress)
 
     def close(self) -> None:
         """See `EngineStart.close`."""
@@ -234,7 +230,4 @@ class ProcessStart:
 
     def _on_end(self, error: BaseException) -> None:
         """Called in the supervisor's thread."""
-        self._error = error
-        loop, link = self._loop, self._link
-        if loop is not None and link is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(link.fail, error)
+        self._shared.fail(error)

@@ -86,10 +86,20 @@ class GirihServer:
             ConfigError: the certificate cannot be used.
             EngineError: the address cannot be listened on, or the engine died.
         """
-        check_certificate(self._config)
-        listener = listener or open_port(self._config.host, self._config.port)
-        self.port = listener.getsockname()[1]
-        settings = uvicorn.Config(
+        try:
+            check_certificate(self._config)
+            with listener or open_port(self._config.host, self._config.port) as listener:
+                self.port = listener.getsockname()[1]
+                self._uvicorn = _Uvicorn(self._uvicorn_config(), self._on_signal)
+                self._uvicorn.run(sockets=[listener])
+        finally:
+            self._start.close()
+        if self.error is not None:
+            raise self.error
+        return 0
+
+    def _uvicorn_config(self) -> uvicorn.Config:
+        return uvicorn.Config(
             self.app,
             http=connection_type(self._config.body_seconds),
             ws="none",
@@ -102,15 +112,6 @@ class GirihServer:
             ssl_certfile=self._config.ssl_certfile,
             ssl_keyfile=self._config.ssl_keyfile,
         )
-        self._uvicorn = _Uvicorn(settings, self._on_signal)
-        try:
-            with contextlib.closing(listener):
-                self._uvicorn.run(sockets=[listener])
-        finally:
-            self._start.close()
-        if self.error is not None:
-            raise self.error
-        return 0
 
     def stop(self) -> None:
         """Take no new requests, let running ones finish for a while, then end (any thread)."""

@@ -1,19 +1,30 @@
 """The server with its core in another process: the same answers, and every way it can end."""
 
+import functools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import httpx
 import pytest
+import support_process
 import support_tokenizer
 from support_core import make_request
 from support_fake_runner import fake_generate
+
+from girih.kernels.errors import EngineError
+from girih.serve.api_fleet import ApiFleet, FleetSettings
+from girih.serve.config import ServeConfig
+from girih.serve.engine_start import ProcessStart
+from girih.serve.server import GirihServer
 
 SCRIPT = str(Path(__file__).parents[1] / "support" / "support_fake_server.py")
 LONG = {"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": True, "temperature": 0}
@@ -23,12 +34,8 @@ class Server:
     """A server process over a fake model, started and killed by the test."""
 
     def __init__(self, folder, **options):
-        model = folder / "model"
-        model.mkdir()
-        tokenizer = support_tokenizer.byte_level()
-        (model / "tokenizer.json").write_text(tokenizer._backend.to_str())
-        options = {"vocab_size": tokenizer.vocab_size, "model_path": str(model), **options}
-        self.vocab_size = tokenizer.vocab_size
+        options = {**model_in(folder), **options}
+        self.vocab_size = options["vocab_size"]
         self.process = subprocess.Popen(
             [sys.executable, SCRIPT, json.dumps(options)],
             stdout=subprocess.PIPE,
@@ -65,6 +72,15 @@ class Server:
     def wait_exit(self):
         """The exit code; the time limit only keeps a failing test from hanging."""
         return self.process.wait(60)
+
+
+def model_in(folder):
+    """Options of a fake model whose tokenizer is in a new folder there."""
+    model = folder / "model"
+    model.mkdir()
+    tokenizer = support_tokenizer.byte_level()
+    (model / "tokenizer.json").write_text(tokenizer._backend.to_str())
+    return {"vocab_size": tokenizer.vocab_size, "model_path": str(model)}
 
 
 def name_of(pid):
@@ -224,6 +240,23 @@ def answer_of_others(server, body, answers):
     return answers["other"]
 
 
+@pytest.mark.parametrize("api_processes", [1, 2])
+def test_the_last_core_s_end_is_told_at_once_and_as_what_it_is(serve, api_processes):
+    server = serve(
+        step_seconds=0.2,
+        poison=11,
+        restarts=True,
+        max_restarts=0,
+        serve={"api_processes": api_processes, "drain_seconds": 60.0},
+    ).wait_ready()
+    answer = server.post("/v1/completions", **{**LONG, "prompt": [5, 11, 7]})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["message"] == (
+        "generation failed: the engine stopped: EngineError: the engine process ended with code -9"
+    )
+    assert server.wait_exit() == 1
+
+
 def test_a_drain_flips_ready_and_lets_requests_finish(serve):
     server = serve(step_seconds=0.02).wait_ready()
     with server.stream(max_tokens=60) as answer:
@@ -298,6 +331,51 @@ def test_several_api_processes_share_a_core_and_are_replaced(serve):
     assert tokens_of(server.post("/v1/completions", **body)) == expected
     server.process.send_signal(signal.SIGTERM)
     assert server.wait_exit() == 0
+
+
+def test_a_fleet_told_to_stop_while_it_starts_ends(tmp_path, monkeypatch):
+    config = ServeConfig(port=0, api_processes=2)
+    build = functools.partial(support_process.build, **model_in(tmp_path))
+    fleet = ApiFleet(build, FleetSettings(config))
+    start = SpawnProcess.start
+
+    def start_and_stop(process):
+        start(process)
+        if process.name == "girih-api-0":
+            fleet.stop()  # this one is not known yet, the other one not begun
+
+    monkeypatch.setattr(SpawnProcess, "start", start_and_stop)
+    running = threading.Thread(target=fleet.run)
+    running.start()
+    running.join(20)
+    ended = not running.is_alive()
+    fleet.stop()
+    running.join()
+    assert ended
+
+
+def test_api_processes_end_with_the_main_process(serve):
+    server = serve(serve={"api_processes": 2}).wait_ready()
+    pids = [*server.children("girih-api"), server.core_pid()]
+    assert len(pids) == 3
+    server.process.kill()
+    wait_for(lambda: not any(map(support_process.alive, pids)))
+
+
+@pytest.mark.parametrize("api_processes", [1, 2])
+def test_a_server_that_cannot_listen_leaves_no_folder(tmp_path, monkeypatch, api_processes):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    build = support_process.build
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = ServeConfig(port=taken.getsockname()[1], api_processes=api_processes)
+        if api_processes == 1:
+            server = GirihServer(ProcessStart(build), config)
+        else:
+            server = ApiFleet(build, FleetSettings(config))
+        assert list(tmp_path.iterdir())
+        with pytest.raises(EngineError, match="cannot listen"):
+            server.run()
+    assert not list(tmp_path.iterdir())
 
 
 def status_if_there(server, path):

@@ -1,6 +1,7 @@
 """A server whose core runs in another process, over a fake model: `python FILE 'JSON OPTIONS'`.
 
-Options: those of `support_process.build`, "serve" (fields of `ServeConfig`), "restarts".
+Options: those of `support_process.build`, "serve" (fields of `ServeConfig`), "restarts",
+"max_restarts" (how often, instead of the usual number).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import support_process
 def main() -> int:
     """Serve until a signal."""
     from girih.kernels.errors import GirihError
+    from girih.runtime import core_process
     from girih.serve.api_fleet import ApiFleet, FleetSettings
     from girih.serve.config import ServeConfig
     from girih.serve.engine_start import ProcessStart
@@ -22,6 +24,7 @@ def main() -> int:
 
     options = json.loads(sys.argv[1])
     restarts = options.pop("restarts", False)
+    core_process.MAX_RESTARTS = options.pop("max_restarts", core_process.MAX_RESTARTS)
     policy = options.get("policy", "fcfs")
     config = ServeConfig(port=0, **options.pop("serve", {}))
     build = functools.partial(support_process.build, **options)

@@ -48,9 +48,7 @@ class DeadlyRunner(FakeRunner):
     That is in step `kill_at`, or at the end of the first one for a prompt with the token `poison`.
     """
 
-    def __init__(
-        self, *args: Any, kill_at: int | None, poison: int | None, **options: Any
-    ) -> None:
+    def __init__(self, *args: Any, kill_at: int | None, poison: int | None, **options: Any) -> None:
         super().__init__(*args, **options)
         self.kill_at = kill_at
         self.poison = poison
