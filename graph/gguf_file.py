@@ -44,6 +44,7 @@ _STRING, _ARRAY = 8, 9
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _CHUNK_VALUES = 1 << 22  # values dequantised at once: 16 MiB of float32
 _MAX_KEPT_ARRAY = 4096  # longer arrays are vocabularies; the tokenizer converter reads those
+_MAX_NESTING = 4  # arrays within arrays; files in use have none
 
 
 @dataclass(frozen=True)
@@ -105,20 +106,29 @@ class _Cursor:
         self.pos += length
         return raw.decode("utf-8", "replace")
 
-    def value(self, kind: int) -> Any:
+    def pair(self) -> tuple[str, Any]:
+        key = self.string()
+        try:
+            return key, self.value(self.unpack("I"))
+        except struct.error as exc:
+            raise struct.error(f"{key}: {exc}") from exc
+
+    def value(self, kind: int, depth: int = 0) -> Any:
         if kind in _SCALARS:
             return self.unpack(_SCALARS[kind])
         if kind == _STRING:
             return self.string()
         if kind != _ARRAY:
             raise struct.error(f"unknown metadata type {kind}")
+        if depth == _MAX_NESTING:
+            raise struct.error(f"arrays within arrays, more than {_MAX_NESTING} deep")
         item, count = self.unpack("IQ")
         if item in _SCALARS:
             if count > _MAX_KEPT_ARRAY:
                 self.pos += count * struct.calcsize("<" + _SCALARS[item])
                 return None
             return list(struct.unpack(f"<{count}{_SCALARS[item]}", self._bytes(item, count)))
-        values = [self.value(item) for _ in range(count)]
+        values = [self.value(item, depth + 1) for _ in range(count)]
         return values if count <= _MAX_KEPT_ARRAY else None
 
     def _bytes(self, item: int, count: int) -> bytes:
@@ -157,16 +167,23 @@ def _parse_header(path: Path, data: mmap.mmap) -> GgufHeader:
         )
     metadata = {}
     for _ in range(num_pairs):
-        key = cursor.string()
-        value = cursor.value(cursor.unpack("I"))
+        key, value = cursor.pair()
         if value is not None:
             metadata[key] = value
     rows = [_read_row(cursor) for _ in range(num_tensors)]
-    alignment = int(metadata.get("general.alignment", 32))
+    alignment = _alignment(path, metadata)
     base = -(-cursor.pos // alignment) * alignment
     tensors = {name: _place(path, name, row, base) for name, *row in rows}
     _check_extent(path, tensors, len(data))
     return GgufHeader(metadata, tensors, hashlib.sha256(data[: cursor.pos]).hexdigest())
+
+
+def _alignment(path: Path, metadata: dict[str, Any]) -> int:
+    """Bytes whose multiples tensors start at."""
+    value = metadata.get("general.alignment", 32)
+    if type(value) is not int or value < 1 or value & (value - 1):
+        raise _damaged(path, f"general.alignment is {value!r}; it must be a power of two")
+    return value
 
 
 def _read_row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:

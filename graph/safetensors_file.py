@@ -84,23 +84,32 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         raise WeightError(f"cannot read the weights at {path}: {exc.strerror or exc}") from exc
     try:
         entries = json.loads(raw)
+        if not isinstance(entries, dict):
+            raise ValueError(f"it holds a {type(entries).__name__} instead of an object")
         entries.pop("__metadata__", None)
-        tensors = {name: _parse_entry(entry, 8 + length) for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        tensors = {name: _parse_entry(name, entry, 8 + length) for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise _damaged(path, f"its header is not a safetensors header ({exc!r})") from exc
     _check_extent(path, tensors, 8 + length, file_bytes)
     return tensors
 
 
-def _parse_entry(entry: dict[str, Any], base: int) -> StoredTensor:
-    begin, end = entry["data_offsets"]
+def _parse_entry(name: str, entry: dict[str, Any], base: int) -> StoredTensor:
+    begin, end = _sizes(name, entry, "data_offsets")
     code = entry["dtype"]
-    name, item_bytes = DTYPES[code]
-    shape = tuple(int(size) for size in entry["shape"])
+    dtype, item_bytes = DTYPES[code]
+    shape = _sizes(name, entry, "shape")
     num_bytes = end - begin
-    if begin < 0 or num_bytes != math.prod(shape) * item_bytes:
-        raise ValueError(f"{code} {list(shape)} cannot take bytes {begin} to {end}")
-    return StoredTensor(shape, name, base + begin, num_bytes)
+    if num_bytes != math.prod(shape) * item_bytes:
+        raise ValueError(f"{name}: {code} {list(shape)} cannot take bytes {begin} to {end}")
+    return StoredTensor(shape, dtype, base + begin, num_bytes)
+
+
+def _sizes(name: str, entry: dict[str, Any], key: str) -> tuple[int, ...]:
+    values = entry[key]
+    if not isinstance(values, list) or not all(type(v) is int and v >= 0 for v in values):
+        raise ValueError(f"{name}: {key} is {values!r}; it must be a list of whole numbers from 0")
+    return tuple(values)
 
 
 def _check_extent(path: Path, tensors: dict[str, StoredTensor], base: int, file_bytes: int) -> None:

@@ -18,6 +18,7 @@ import difflib
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -215,22 +216,47 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise SourceError(f"cannot read {path} as JSON: {exc}") from exc
     if not isinstance(value, dict):
         raise SourceError(f"{path} must hold a JSON object, but holds a {type(value).__name__}")
     return value
 
 
+def whole_number(config: Mapping[str, Any], key: str, file: Path) -> int | None:
+    """The whole number that a configuration has for `key`, or None where it has none or null.
+
+    Args:
+        config: what was read.
+        key: its name there.
+        file: where it was read, for the message.
+
+    Raises:
+        SourceError: something else is there.
+    """
+    value = config.get(key)
+    if value is None or type(value) is int:
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    raise SourceError(f"{file}: {key} is {value!r}; it must be a whole number")
+
+
 def read_index(path: Path) -> dict[str, str]:
     """Read a sharded checkpoint's index: tensor name → shard file name.
 
     Raises:
-        SourceError: the index is unreadable or has no weight_map.
+        SourceError: the index is unreadable, has no weight_map, or one that names no files.
     """
     weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise SourceError(f"{path} has no 'weight_map' that names the shards")
+    for tensor, shard in weight_map.items():
+        if not isinstance(shard, str):
+            raise SourceError(
+                f"{path}: 'weight_map' has {shard!r} for tensor {tensor!r}; it must be the name of "
+                "a shard file"
+            )
     return weight_map
 
 

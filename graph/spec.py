@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from girih.graph.progress import Progress, no_progress
-from girih.graph.sources import ModelFiles, read_json, resolve_source
+from girih.graph.sources import ModelFiles, read_json, resolve_source, whole_number
 from girih.graph.task import POSITIONS_BEHIND_PADDING, Pooling, choose_task, read_pooling
 from girih.kernels.errors import ConfigError, SourceError
 
 # Where the weights came from, not what they compute: a fine-tune differs in these and nothing else.
 PROVENANCE_KEYS = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+# Where families write the longest sequence; the first that is there counts.
+_LENGTH_KEYS = (
+    "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len",
+    "context_length",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,8 +53,17 @@ class ModelSpec:
 
     @property
     def architecture(self) -> str:
-        """Class name transformers uses, e.g. "LlamaForCausalLM"."""
+        """Class name transformers uses, e.g. "LlamaForCausalLM".
+
+        Raises:
+            SourceError: the configuration has something else there.
+        """
         names = self.config.get("architectures") or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise SourceError(
+                f"{self._config_file}: architectures is {names!r}; it must be a list of class "
+                'names, e.g. ["LlamaForCausalLM"]'
+            )
         return names[0] if names else str(self.config.get("model_type", "unknown"))
 
     @property
@@ -60,29 +74,54 @@ class ModelSpec:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the output head."""
-        return int(self.text_config["vocab_size"])
+        """Rows of the output head.
+
+        Raises:
+            SourceError: the configuration does not say.
+        """
+        size = self._number("vocab_size")
+        if size is None or size < 1:
+            raise SourceError(
+                f"{self._config_file}: vocab_size is {'missing' if size is None else size}; it "
+                "must be a whole number of at least 1"
+            )
+        return size
 
     @property
-    def max_position(self) -> int:
-        """Longest sequence the configuration allows, in tokens.
+    def max_position(self) -> int | None:
+        """Longest sequence the configuration allows, in tokens; None where it names no limit.
 
         A sparse attention that picks so many tokens (`index_topk`, `indexer_budget`) is run as full
         attention, which is the same for sequences of at most that length.
+
+        Raises:
+            SourceError: a limit is no whole number.
         """
-        picked = [self.text_config.get(name) for name in ("index_topk", "indexer_budget")]
-        return min([self._configured_length, *(int(number) for number in picked if number)])
+        picked = [self._number(name) for name in ("index_topk", "indexer_budget")]
+        return min(
+            (number for number in (self._configured_length, *picked) if number), default=None
+        )
 
     @property
     def usual_length(self) -> int:
-        """Longest sequence its makers meant: embedders may be made for shorter ones, in tokens."""
+        """Longest sequence its makers meant: embedders may be made for shorter ones, in tokens.
+
+        Raises:
+            SourceError: the files name none; the user has to.
+        """
         meant = self.pooling.max_tokens if self.pooling is not None else None
-        return min(self.max_position, meant or self.max_position)
+        lengths = [length for length in (self.max_position, meant) if length]
+        if not lengths:
+            raise SourceError(
+                f"{self._config_file} does not say how long a sequence may be (none of "
+                f"{', '.join(_LENGTH_KEYS)}); set model.max_model_len to as many tokens as you want"
+            )
+        return min(lengths)
 
     @property
     def has_token_types(self) -> bool:
         """Whether the model tells the two texts of a pair apart by a type given with each token."""
-        return self.task == "classify" and int(self.text_config.get("type_vocab_size") or 0) > 1
+        return self.task == "classify" and (self._number("type_vocab_size") or 0) > 1
 
     @property
     def pools_mean(self) -> bool:
@@ -90,25 +129,46 @@ class ModelSpec:
         return self.pooling is not None and self.pooling.mode == "mean"
 
     @property
-    def _configured_length(self) -> int:
-        for key in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
-            if self.text_config.get(key):
+    def _configured_length(self) -> int | None:
+        for key in _LENGTH_KEYS:
+            length = self._number(key)
+            if length and length > 0:
                 behind = self.text_config.get("model_type") in POSITIONS_BEHIND_PADDING
-                unused = int(self.text_config.get("pad_token_id") or 0) + 1 if behind else 0
-                return int(self.text_config[key]) - unused
-        raise SourceError(
-            f"{self.files.path} does not say how long a sequence may be "
-            "(no max_position_embeddings); set model.max_model_len"
-        )
+                unused = (self._number("pad_token_id") or 0) + 1 if behind else 0
+                return length - unused
+        return None
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Token ids that end a generation (generation config first, then config)."""
-        for source in (self.generation, self.text_config, self.config):
+        """Token ids that end a generation (generation config first, then config).
+
+        Raises:
+            SourceError: they are no token ids.
+        """
+        for source, file in (
+            (self.generation, self.files.path / "generation_config.json"),
+            (self.text_config, self._config_file),
+            (self.config, self._config_file),
+        ):
             ids = source.get("eos_token_id")
-            if ids is not None:
-                return tuple(ids) if isinstance(ids, list) else (int(ids),)
+            if ids is None:
+                continue
+            listed = ids if isinstance(ids, list) else [ids]
+            if not all(type(number) is int for number in listed):
+                raise SourceError(
+                    f"{file}: eos_token_id is {ids!r}; it must be a token id (a whole number) or a "
+                    "list of them"
+                )
+            return tuple(listed)
         return ()
+
+    @property
+    def _config_file(self) -> Path:
+        return self.files.path / "config.json"
+
+    def _number(self, key: str) -> int | None:
+        """A whole number of the language model's configuration; None where it has none."""
+        return whole_number(self.text_config, key, self._config_file)
 
     def key_entries(self) -> list[tuple[str, str]]:
         """What of the spec decides the compiled code, as (name, value) pairs."""

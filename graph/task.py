@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from girih.graph.sources import read_json
+from girih.graph.sources import read_json, whole_number
 from girih.kernels.errors import ConfigError, SourceError
 
 TASKS = ("generate", "embed", "classify")
@@ -151,7 +151,8 @@ def _sentence_pooling(path: Path) -> Pooling:
                 "Dense and Normalize"
             )
     limits = path / "sentence_bert_config.json"
-    longest = read_json(limits).get("max_seq_length") if limits.exists() else None
+    said = read_json(limits) if limits.exists() else {}
+    longest = whole_number(said, "max_seq_length", limits)
     return Pooling(mode, normalize, tuple(layers), longest)
 
 

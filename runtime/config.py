@@ -26,7 +26,8 @@ class ModelConfig:
             `minilm` embeds).
         dtype: "auto" takes the checkpoint's; else one of `DTYPES`.
         max_model_len: longest prompt + output in tokens; None takes the model's own limit, "auto"
-            that limit or the largest length whose KV fits the memory.
+            that limit or the largest length whose KV fits the memory. A model whose files name
+            none (Mamba, Bloom) needs a number.
         name: name shown by the server; None takes the source's last path part.
         task: "auto" goes by the model's head; else "generate", "embed" or "classify".
         pooling: how an embedding is made of hidden states: "last" or "cls" (last or first token),

@@ -91,12 +91,14 @@ def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engi
     """Build an engine.
 
     Raises:
-        SourceError, WeightError: the model cannot be found or read.
+        SourceError, WeightError: the model cannot be found or read, or its files do not say what
+            an engine has to know.
         TraceError, CompileError, BundleError: it cannot be compiled.
         CapacityError: the KV cache does not hold one request of the model length.
     """
     start = start_of(config, progress)
     require_runnable(start.target)
+    start.require_facts()
     return engine_of(start, obtain_program(start))
 
 
@@ -168,6 +170,7 @@ def explain(config: EngineConfig, progress: Progress = no_progress) -> str:
         Spec, pass table, program map, key; the last line is "pieces=N tiles=K".
     """
     start = start_of(config, progress)
+    start.require_facts()
     spec, target = start.spec, start.target
     traced = trace(spec, progress)
     lowered, program = lower_and_partition(traced, config.opt, target)

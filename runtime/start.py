@@ -91,16 +91,26 @@ class Start:
 
         Raises:
             ConfigError: more was asked for than the model was made for.
+            SourceError: nothing was asked for, and its files name no limit.
         """
         wanted = self.config.model.max_model_len
         if wanted is None or isinstance(wanted, str):
             return self.spec.usual_length
-        if wanted > self.spec.max_position:
+        longest = self.spec.max_position
+        if longest is not None and wanted > longest:
             raise ConfigError(
                 f"model.max_model_len is {wanted}; {self.spec.name} was made for at most "
-                f"{self.spec.max_position} tokens"
+                f"{longest} tokens"
             )
         return wanted
+
+    def require_facts(self) -> None:
+        """Refuse a model whose files lack what an engine has to know, before anything is built.
+
+        Raises:
+            SourceError, ConfigError: as `model_length`, and as the facts of a `ModelSpec`.
+        """
+        _ = self.model_length, self.spec.vocab_size, self.spec.eos_token_ids
 
     @property
     def lookahead(self) -> int:

@@ -107,7 +107,12 @@ def test_truncated_file_is_refused_at_open(tmp_path, keep):
         b'{"w": {"dtype": "F31", "shape": [1], "data_offsets": [0, 4]}}',
         b'{"w": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}',
         b'{"w": {"dtype": "F32", "data_offsets": [0, 4]}}',
+        b'{"w": {"dtype": "F32", "shape": [1], "data_offsets": [0.0, 4.0]}}',
+        b'{"w": {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}}',
+        b'{"w": {"dtype": "F32", "shape": [-1, -1], "data_offsets": [0, 4]}}',
+        b'{"w": ' + b"[" * 100_000,
     ],
+    ids=lambda header: header[:60].decode(),
 )
 def test_bad_header_is_refused(tmp_path, header):
     path = write_model(tmp_path / "m", make_tensors())

@@ -251,6 +251,45 @@ def test_absurd_counts_end_in_an_error(tmp_path):
         read_gguf_header(path)
 
 
+def header_with(key: str, kind: int, value: bytes) -> bytes:
+    """A file without tensors that holds one metadata pair."""
+    name = key.encode()
+    pair = struct.pack("<Q", len(name)) + name + struct.pack("<I", kind) + value
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair + bytes(64)
+
+
+UINT32, STRING, ARRAY = 4, 8, 9
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "seen"),
+    [
+        (UINT32, struct.pack("<I", 0), "0"),
+        (UINT32, struct.pack("<I", 24), "24"),
+        (STRING, struct.pack("<Q", 2) + b"32", "'32'"),
+    ],
+)
+def test_an_alignment_that_is_none_is_refused(tmp_path, kind, value, seen):
+    path = tmp_path / "x.gguf"
+    path.write_bytes(header_with("general.alignment", UINT32, struct.pack("<I", 64)))
+    assert read_gguf_header(path).metadata == {"general.alignment": 64}
+    path.write_bytes(header_with("general.alignment", kind, value))
+    with pytest.raises(
+        WeightError, match=rf"x\.gguf .*general\.alignment is {seen}; .*power of two"
+    ):
+        read_gguf_header(path)
+
+
+def test_arrays_nested_without_end_are_refused(tmp_path):
+    path = tmp_path / "x.gguf"
+    one_array = struct.pack("<IQ", ARRAY, 1)
+    path.write_bytes(header_with("k", ARRAY, one_array + struct.pack("<IQB", 0, 1, 7)))
+    assert read_gguf_header(path).metadata == {"k": [[7]]}
+    path.write_bytes(header_with("k", ARRAY, one_array * 3000))
+    with pytest.raises(WeightError, match=r"x\.gguf .*\(k: arrays within arrays, more than 4 deep"):
+        read_gguf_header(path)
+
+
 def load_through_transformers(directory, name):
     from transformers import AutoModelForCausalLM, GgufConfig
 

@@ -94,7 +94,7 @@ def test_directory_with_pickled_weights_only(tmp_path):
         resolve_source(str(tmp_path))
 
 
-@pytest.mark.parametrize("content", ["{broken", "[1, 2]", "\udcff"])
+@pytest.mark.parametrize("content", ["{broken", "[1, 2]", "\udcff", '{"a": ' + "[" * 100_000])
 def test_unreadable_config(tmp_path, content):
     path = write_model(tmp_path / "m")
     (path / "config.json").write_bytes(content.encode("utf-8", "surrogateescape"))
@@ -108,6 +108,16 @@ def test_unreadable_index(tmp_path, index):
     (path / "model.safetensors").unlink()
     (path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(SourceError, match=r"model\.safetensors\.index\.json"):
+        resolve_source(str(path))
+
+
+def test_index_that_names_a_shard_by_a_number(tmp_path):
+    path = write_model(tmp_path / "m")
+    (path / "model.safetensors").rename(path / "model-a.safetensors")
+    write_index(path, {"v": "model-a.safetensors", "w": 3})
+    with pytest.raises(
+        SourceError, match=r"index\.json: 'weight_map' has 3 for tensor 'w'; it must"
+    ):
         resolve_source(str(path))
 
 
