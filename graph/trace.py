@@ -142,7 +142,7 @@ def trace(spec: ModelSpec, progress: Progress = no_progress) -> Traced:
     progress(ProgressEvent("trace", 0, None, f"import {spec.architecture}"))
     model = build_on_meta(spec)
     progress(ProgressEvent("trace", 0, None, spec.architecture))
-    with Adaptations(model) as adaptations, _quiet(), _without_fake_tensor_cache():
+    with Adaptations(model) as adaptations, _quiet():
         exported = _captured(model, spec, adaptations.first_position())
     graph, weights, written = _with_named_weights(exported, model, spec)
     _on_one_device(graph)
@@ -234,17 +234,6 @@ def _quiet() -> Iterator[None]:
     finally:
         vars(_trace).pop("print", None)
         logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def _without_fake_tensor_cache() -> Iterator[None]:
-    """Compute each result's layout: layers are stamped and passes remember what they infer, so
-    that keeping results costs more than it saves.
-    """
-    import torch._dynamo
-
-    with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
-        yield
 
 
 def _captured(

@@ -117,7 +117,7 @@ def require_compiler() -> str:
     """Return the compiler's command.
 
     Raises:
-        CompileError: it is not on PATH; says what to install.
+        CompileError: it is not on PATH, or is no g++; says what to install.
     """
     compiler = find_compiler()
     if shutil.which(compiler) is None:
@@ -126,7 +126,20 @@ def require_compiler() -> str:
             "one (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++) or name "
             "yours in CXX"
         )
+    if "clang" in _version(compiler):
+        raise CompileError(
+            f"{compiler!r} is clang; the kernels and Inductor are compiled with g++ only: install "
+            "it (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++), or name yours "
+            "in CXX"
+        )
     return compiler
+
+
+@functools.lru_cache(maxsize=4)
+def _version(compiler: str) -> str:
+    """The first line a compiler says of itself."""
+    said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    return said.stdout.partition("\n")[0]
 
 
 def _units(work: Path) -> list[Path]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +32,7 @@ class Target:
         device: "cpu" or "cuda".
         isa: one of `ISAS`; of the host for "cuda".
         threads: compute threads, at least 1.
-        compiler: name of the C++ compiler (not probed: equal on a machine that has none).
+        compiler: which C++ compiler, not which version or path, and not probed: loading needs none.
         fast_math: generated code need not round where the model rounds.
         arch: GPU architecture, e.g. "sm_90"; "" on the CPU.
     """
@@ -66,13 +65,14 @@ def why_not_runnable(isa: str) -> str | None:
 
 
 def find_compiler() -> str:
-    """Return the C++ compiler's command: $CXX, else g++, else clang++ (g++ when none is found)."""
-    named = os.environ.get("CXX")
-    if named:
-        return named
-    if shutil.which("g++") is None and shutil.which("clang++") is not None:
-        return "clang++"
-    return "g++"
+    """Return the C++ compiler's command: $CXX, else g++ (found or not)."""
+    return os.environ.get("CXX") or "g++"
+
+
+def compiler_family() -> str:
+    """Return "g++" for every command of that name ("/usr/bin/g++-13"), else the command's name."""
+    name = Path(find_compiler()).name
+    return "g++" if re.fullmatch(r"(.+-)?(g|c)\+\+(-\d+)?", name) else name
 
 
 def resolve_target(
@@ -99,7 +99,7 @@ def resolve_target(
         device=device,
         isa=detect_isa() if isa == "auto" else isa,
         threads=threads or _default_threads(),
-        compiler=find_compiler(),
+        compiler=compiler_family(),
         arch=_resolve_arch(arch) if device == "cuda" else "",
     )
 

@@ -31,7 +31,8 @@ def gather_last_rows(graph: fx.Graph, ctx: PassContext) -> int:
       ->  %s = index_select(%o, idx)[S]; %y = mlp(%s)[S]
 
     A prefill of 1024 tokens then runs its last output projection, MLP and norm on one row. Refuses
-    when an operation between does not work row by row on the token dimension.
+    when an operation between does not work row by row on the token dimension, or is also read by
+    another than those between.
     """
     selector = _find_selector(graph)
     if selector is None:
@@ -39,9 +40,13 @@ def gather_last_rows(graph: fx.Graph, ctx: PassContext) -> int:
     index = next(n for n in graph.nodes if n.meta.get("input") == "logits_index")
     region = _rows_region(graph, selector)
     blocked = [n for n in region if not _works_by_row(n)]
-    if blocked or not region:
-        for node in blocked:
-            ctx.refuse(node, f"{node.target} may mix rows; the selection stays below it")
+    for node in blocked:
+        ctx.refuse(node, f"{node.target} may mix rows; the selection stays below it")
+    inside = {*region, selector}
+    shared = [n for n in region if not inside.issuperset(n.users)]
+    for node in shared:
+        ctx.refuse(node, "its rows are read elsewhere too; the selection stays below it")
+    if blocked or shared or not region:
         return 0
     return _move_selection(graph, selector, index, region)
 

@@ -91,6 +91,15 @@ def test_missing_compiler_says_what_to_install(tmp_path, monkeypatch):
         library.build_library("avx2", tmp_path / "kernels.so")
 
 
+def test_clang_is_refused_before_anything_is_compiled(tmp_path, monkeypatch):
+    clang = tmp_path / "c++"
+    clang.write_text("#!/bin/sh\necho 'Debian clang version 19.1.7 (3)'\n")
+    clang.chmod(0o755)
+    monkeypatch.setenv("CXX", str(clang))
+    with pytest.raises(CompileError, match=r"is clang; .* g\+\+ only: install it"):
+        library.require_compiler()
+
+
 def test_compiler_errors_are_shown(tmp_path):
     with pytest.raises(CompileError, match="no-such-option"):
         library.build_library("avx2", tmp_path / "kernels.so", ("-fno-such-option",))

@@ -32,7 +32,7 @@ def test_detection(monkeypatch, flags, isa):
 
 def test_resolved_values(monkeypatch):
     monkeypatch.setenv("CXX", "my-compiler")
-    resolved = target.resolve_target()
+    resolved = target.resolve_target()  # not probed
     assert resolved == target.Target(
         "cpu", target.detect_isa(), torch.get_num_threads(), "my-compiler"
     )
@@ -43,10 +43,22 @@ def test_compiler_name_does_not_need_a_compiler(monkeypatch, tmp_path):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert target.find_compiler() == "g++"
-    clang = tmp_path / "clang++"
-    clang.write_text("#!/bin/sh\n")
-    clang.chmod(0o755)
-    assert target.find_compiler() == "clang++"
+
+
+@pytest.mark.parametrize(
+    ("command", "family"),
+    [
+        ("g++", "g++"),
+        ("/usr/bin/g++-13", "g++"),
+        ("x86_64-linux-gnu-g++", "g++"),
+        ("c++", "g++"),
+        ("clang++", "clang++"),
+        ("/opt/icpx", "icpx"),
+    ],
+)
+def test_a_bundle_does_not_depend_on_what_the_compiler_is_called(command, family, monkeypatch):
+    monkeypatch.setenv("CXX", command)
+    assert target.resolve_target().compiler == family
 
 
 @pytest.mark.parametrize(

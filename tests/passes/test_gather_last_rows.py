@@ -32,6 +32,18 @@ def expected(w, norm, x, logits_index):
     return F.silu(F.linear(h, w))
 
 
+def twice(w, norm, x, logits_index):
+    h = F.silu(F.linear(attend(x).reshape(x.shape[0], 8), w))
+    return h.index_select(0, logits_index) + torch.sigmoid(h).index_select(0, logits_index)
+
+
+def test_rows_that_are_read_elsewhere_too_stay_below():
+    captured = capture(twice, WEIGHTS, INPUTS)
+    text = captured.text
+    assert captured.apply(gather_last_rows) == 0
+    assert captured.text == text
+
+
 def test_before_and_expected():
     captured = capture(before, WEIGHTS, INPUTS)
     assert captured.apply(gather_last_rows) == 2  # the attention's output and the residual
