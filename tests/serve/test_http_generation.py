@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
-from support_serving import MODEL
+import support_tokenizer
+from support_serving import MODEL, RunningServer
 
 from girih.serve.api import chat_job
 from girih.serve.api.chat_job import ChatJob
@@ -151,6 +152,22 @@ def test_chat_logprobs(client, shared_server):
     assert joined.decode(errors="replace").startswith(answer.choices[0].message.content[:2])
     assert all(entry.top_logprobs[0].token == entry.token for entry in content)
     assert all(entry.logprob == -0.5 for entry in content)
+
+
+def test_streamed_logprobs_are_those_of_the_whole_answer():
+    tokenizer = support_tokenizer.byte_level()
+    ids = tokenizer.encode("é😀b", add_special_tokens=False)  # characters of several tokens
+    server = RunningServer(
+        tokenizer=tokenizer, next_token=lambda row: ids[len(row) % len(ids)], step_seconds=0.01
+    )
+    with server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        options = {"model": MODEL, "messages": MESSAGES, "max_tokens": 16, "logprobs": True}
+        whole = client.chat.completions.create(**options).choices[0]
+        chunks = list(client.chat.completions.create(stream=True, **options))
+    parts = [chunk.choices[0] for chunk in chunks if chunk.choices[0].logprobs]
+    assert any(not part.delta.content for part in parts)
+    assert [entry for part in parts for entry in part.logprobs.content] == whole.logprobs.content
+    assert len(whole.logprobs.content) == 16
 
 
 def test_completion_logprobs_and_echo(client, shared_server):

@@ -3,6 +3,7 @@
 import httpx
 import openai
 import pytest
+import support_tokenizer
 from support_serving import MODEL, RunningServer
 
 from girih.kernels.errors import RequestError
@@ -123,6 +124,33 @@ def test_logprobs_come_with_the_text(client):
     entries = answer.output[0].content[0].logprobs
     assert len(entries) == 5
     assert all(entry.logprob == -0.5 for entry in entries)
+
+
+def test_streamed_logprobs_are_all_there_although_not_every_token_makes_text():
+    tokenizer = support_tokenizer.byte_level()
+    ids = tokenizer.encode("é😀b", add_special_tokens=False)  # characters of several tokens
+    assert len(ids) == 5
+    server = RunningServer(
+        tokenizer=tokenizer, next_token=lambda row: ids[len(row) % 5], step_seconds=0.01
+    )
+    options = {
+        "max_output_tokens": 16,
+        "include": ["message.output_text.logprobs"],
+        "extra_body": {"stop": ["bé!"]},  # holds text back
+    }
+    with server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        whole = respond(client, **options).output[0].content[0]
+        events = list(respond(client, stream=True, **options))
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    [done] = [event for event in events if event.type == "response.output_text.done"]
+    final = events[-1].response.output[0].content[0]
+    assert final.text == done.text == whole.text
+    assert len(whole.logprobs) == 16
+    assert final.logprobs == whole.logprobs
+    assert [entry.token for entry in done.logprobs] == [entry.token for entry in whole.logprobs]
+    begun = [entry.token for event in deltas for entry in event.logprobs]
+    assert begun == [entry.token for entry in whole.logprobs][: len(begun)]
+    assert len(deltas) < len(begun)
 
 
 @pytest.mark.parametrize(
@@ -308,6 +336,31 @@ def test_items_of_reasoning_text_and_calls():
     message = builder.as_message()
     assert (message["content"], message["reasoning_content"]) == ("Say.", "think")
     assert [call["id"] for call in message["tool_calls"]] == ["c0", "c1"]
+
+
+@pytest.mark.parametrize(
+    ("news", "begun"),
+    [
+        ([ChatDelta(), ChatDelta(content="a"), ChatDelta(content="b"), ChatDelta()], [2, 1]),
+        ([ChatDelta(reasoning="r"), ChatDelta(content="a")], [2]),
+        ([ChatDelta(content="a"), ChatDelta(), ChatDelta(tool_calls=[ToolCallDelta(0)])], [1]),
+        ([ChatDelta(), ChatDelta()], []),
+    ],
+)
+def test_every_token_s_logprobs_are_in_the_message_however_the_answer_is_cut(news, begun):
+    entries = [{"token": str(index)} for index in range(len(news))]
+    streamed, whole, merged = OutputBuilder(), OutputBuilder(), ChatDelta()
+    events = []
+    for delta, entry in zip(news, entries, strict=True):
+        events += streamed.push(delta, [entry])
+        merged.merge(delta)
+    events += streamed.finish("completed")
+    list(whole.push(merged, entries))
+    list(whole.finish("completed"))
+    assert [len(e["logprobs"]) for name, e in events if name == "output_text.delta"] == begun
+    for builder in (streamed, whole):
+        [message] = [item for item in builder.items if item["type"] == "message"]
+        assert message["content"][0]["logprobs"] == entries
 
 
 def stored(name, size=10):

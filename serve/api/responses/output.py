@@ -20,6 +20,10 @@ def new_id(prefix: str) -> str:
 class OutputBuilder:
     """Output items so far; at most one of them, the last, is still open.
 
+    Logprobs are those of a message. Tokens that made no text of their own (part of a character,
+    held back for a stop string, reasoning before it) give theirs to the next text, or to the
+    message when it closes; what comes after that (tool calls) is in the whole response only.
+
     Attributes:
         items: the items.
     """
@@ -27,15 +31,17 @@ class OutputBuilder:
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
         self._open: str | None = None  # "reasoning", "message", or "call N"
+        self._pending: list[dict[str, Any]] = []  # logprobs that no message has yet
 
     def push(self, parts: ChatDelta, logprobs: list[dict[str, Any]]) -> Iterator[Event]:
         """Add news; yields their events."""
+        self._pending += logprobs
         if parts.reasoning:
             yield from self._switch("reasoning")
-            yield from self._add_text("reasoning_text", parts.reasoning, [])
+            yield from self._add_text("reasoning_text", parts.reasoning)
         if parts.content:
             yield from self._switch("message")
-            yield from self._add_text("output_text", parts.content, logprobs)
+            yield from self._add_text("output_text", parts.content)
         for piece in parts.tool_calls:
             yield from self._switch(f"call {piece.index}", piece)
             if piece.arguments:
@@ -47,6 +53,9 @@ class OutputBuilder:
         if not self.items:
             yield from self._switch("message")
         yield from self._close(status)
+        messages = [item for item in self.items if item["type"] == "message"]
+        if messages:
+            self._take_logprobs(messages[-1])
 
     def as_message(self) -> dict[str, Any]:
         """The answer as a chat message for the next turn."""
@@ -93,18 +102,24 @@ class OutputBuilder:
             item["content"] = [part]
             yield self._event("content_part.added", content_index=0, part={**part})
 
-    def _add_text(self, kind: str, text: str, logprobs: list[dict[str, Any]]) -> Iterator[Event]:
-        part = self.items[-1]["content"][0]
-        part["text"] += text
+    def _add_text(self, kind: str, text: str) -> Iterator[Event]:
+        self.items[-1]["content"][0]["text"] += text
         fields: dict[str, Any] = {"content_index": 0, "delta": text}
         if kind == "output_text":
-            part["logprobs"] += logprobs
-            fields["logprobs"] = logprobs
+            fields["logprobs"] = self._take_logprobs(self.items[-1])
         yield self._event(f"{kind}.delta", **fields)
+
+    def _take_logprobs(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """Give `message` the logprobs that wait, and return them."""
+        taken, self._pending = self._pending, []
+        message["content"][0]["logprobs"] += taken
+        return taken
 
     def _close(self, status: str) -> Iterator[Event]:
         if self._open is None:
             return
+        if self._open == "message":
+            self._take_logprobs(self.items[-1])
         item = self.items[-1]
         item["status"] = status
         if item["type"] == "function_call":
