@@ -242,11 +242,7 @@ class AsyncEngine:
             if stream.has_started:
                 self._fail(stream, "the engine stopped: its process ended")
             elif stream.num_losses >= MAX_LOSSES:
-                self._fail(
-                    stream,
-                    f"the engine's process ended {stream.num_losses} times while this request "
-                    "waited or ran; it is not handed over again",
-                )
+                self._give_up(stream)
 
     def on_back(self) -> None:
         """Hand over again what waits."""
@@ -284,9 +280,20 @@ class AsyncEngine:
             stream.processor.finished = True
             stream.admitted.set_exception(refusal.as_error())
 
+    def _give_up(self, stream: RequestStream) -> None:
+        """Fail a request that may be what ends cores; no client should send it again."""
+        stream.processor.finished = True
+        if not stream.admitted.done():
+            stream.admitted.set_result(None)  # its reader is told, as one that was admitted
+        text = (
+            f"the engine's process ended {stream.num_losses} times while this request waited or "
+            "ran; it is not handed over again"
+        )
+        stream.put(Delta(finish_reason="error", error=text, code="given_up"))
+
     def _fail(self, stream: RequestStream, text: str) -> None:
         stream.processor.finished = True
         if stream.admitted.done():
-            stream.put(Delta(finish_reason="error", error=text))
+            stream.put(Delta(finish_reason="error", error=text, code="engine_error"))
         else:
             stream.admitted.set_exception(EngineError(text))

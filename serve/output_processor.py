@@ -27,6 +27,7 @@ class Delta:
         stop_reason: the stop string or stop token id, if one ended the output.
         num_cached_tokens: prompt tokens found in the prefix cache.
         error: why the request failed, for finish reason "error".
+        code: the word clients are given for it.
         pooled: the vector asked for instead of tokens, little-endian float32.
     """
 
@@ -38,6 +39,7 @@ class Delta:
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    code: str = "generation_failed"
     pooled: bytes | None = None
 
     def merge(self, later: Delta) -> None:
@@ -51,7 +53,7 @@ class Delta:
         self.finish_reason = later.finish_reason
         self.stop_reason = later.stop_reason
         self.num_cached_tokens = max(self.num_cached_tokens, later.num_cached_tokens)
-        self.error = later.error
+        self.error, self.code = later.error, later.code
         self.pooled = later.pooled or self.pooled
 
 

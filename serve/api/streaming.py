@@ -86,7 +86,7 @@ async def collect(streams: Sequence[RequestStream]) -> list[Delta]:
 def raise_if_failed(delta: Delta) -> None:
     """Raise `ApiError` (500) for a delta that reports a failure."""
     if delta.finish_reason == "error":
-        raise ApiError(500, f"generation failed: {delta.error}", code="generation_failed")
+        raise ApiError(500, f"generation failed: {delta.error}", code=delta.code)
 
 
 async def interleave(

@@ -17,6 +17,7 @@ from girih.serve.batch.lines import BatchLine, BatchOutput
 LOOK_AHEAD = 4  # answers may be so many times `concurrency` lines ahead of the slowest one
 BUSY = (429, 503)
 MAX_TRIES = 8
+MAX_LOSSES = 3  # tries that may end because the server, or its engine, went away meanwhile
 RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 30.0
 
@@ -79,7 +80,8 @@ class BatchRun:
         """Answer every line that was not answered before.
 
         Raises:
-            EngineError: the server is gone; what was answered stays, a new run goes on from there.
+            EngineError: the server is gone, or its engine; what was answered stays, a new run
+                goes on from there.
         """
         pending: deque[asyncio.Task[dict[str, Any]]] = deque()
         try:
@@ -125,20 +127,40 @@ class BatchRun:
         return answer
 
     async def _send(self, line: BatchLine) -> httpx.Response:
-        """Send a line; a busy or briefly absent server is asked again."""
-        for attempt in range(MAX_TRIES):
+        """Send a line; a server that is busy, or briefly without an engine, is asked again."""
+        for attempt in range(1, MAX_TRIES + 1):
+            wait = ""
             try:
                 response = await self._client.post(line.url, json=line.body)
-                if response.status_code not in BUSY or attempt == MAX_TRIES - 1:
+                is_lost = await self._has_lost_engine(response)
+            except httpx.TransportError as error:
+                if attempt >= MAX_LOSSES:
+                    raise EngineError(f"the server does not answer: {error!r}") from error
+            else:
+                may_wait = attempt < (MAX_TRIES if response.status_code in BUSY else MAX_LOSSES)
+                if is_lost and not may_wait:
+                    raise EngineError(f"the server lost its engine: {_error_of(response)}")
+                if not is_lost and not (response.status_code in BUSY and may_wait):
                     return response
                 wait = response.headers.get("retry-after", "")
-            except httpx.TransportError as error:
-                if attempt >= 2:
-                    raise EngineError(f"the server does not answer: {error!r}") from error
-                wait = ""
-            hinted = float(wait) if wait.isdigit() else RETRY_SECONDS * 2**attempt
+            hinted = float(wait) if wait.isdigit() else RETRY_SECONDS * 2 ** (attempt - 1)
             await asyncio.sleep(min(hinted, MAX_RETRY_SECONDS))
         raise AssertionError("the last try returns or raises")
+
+    async def _has_lost_engine(self, response: httpx.Response) -> bool:
+        """Whether an answer is an error because the engine ended, not because of the line."""
+        code = _error_of(response).get("code")
+        if code != "generation_failed":
+            return code == "engine_error"
+        await asyncio.sleep(RETRY_SECONDS)  # an engine may say why a step failed before it ends
+        return (await self._client.get("/ready")).status_code == 503
+
+
+def _error_of(response: httpx.Response) -> dict[str, Any]:
+    """The error in an answer, with message and code; empty if it has none."""
+    body = _body(response) if response.is_error else None
+    error = body.get("error") if isinstance(body, dict) else None
+    return error if isinstance(error, dict) else {}
 
 
 def _body(response: httpx.Response) -> Any:

@@ -229,7 +229,9 @@ def test_a_request_that_ends_every_core_is_not_handed_over_again_and_others_are(
     wait_for(lambda: answer_of_others(server, body, answers).status_code != 503)
     asking.join()
     assert answers["poison"].status_code == 500
-    assert "process ended 2 times" in answers["poison"].json()["error"]["message"]
+    error = answers["poison"].json()["error"]
+    assert "process ended 2 times" in error["message"]
+    assert error["code"] == "given_up"
     request = make_request("a", LONG["prompt"], max_tokens=1)
     assert tokens_of(answers["other"]) == fake_generate(request, server.vocab_size, 256)
     assert server.get("/ready").status_code == 200

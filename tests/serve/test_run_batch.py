@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import httpx
 import pytest
 import support_tokenizer
-from support_serving import fake_handle
+from support_serving import RunningServer, fake_handle
 
 from girih.kernels.errors import ConfigError, EngineError
 from girih.serve import cli
@@ -199,6 +199,65 @@ def test_answers_before_a_failure_are_kept(files, shared_server, monkeypatch):
     assert [a["custom_id"] for a in files.answers()] == ["r0", "r1", "r2", "r3"]
     assert files.run(shared_server.url) == 0
     assert [a["custom_id"] for a in files.answers()] == [f"r{i}" for i in range(8)]
+
+
+def test_lines_in_flight_when_the_engine_dies_are_asked_again(files, shared_server, monkeypatch):
+    monkeypatch.setattr(batch_run, "RETRY_SECONDS", 0.05)
+    entries = [request(f"r{i}", f"prompt {i}", max_tokens=30, ignore_eos=True) for i in range(4)]
+    files.write(request("short", max_tokens=1), *entries)
+    with RunningServer(fail_at={12: EngineError("device lost")}) as server:
+        assert files.run(server.url, "concurrency=2") == 1
+    assert [a["custom_id"] for a in files.answers()] == ["short"]
+    assert files.run(shared_server.url) == 0
+    answers = files.answers()
+    assert [a["custom_id"] for a in answers] == ["short", "r0", "r1", "r2", "r3"]
+    assert {a["response"]["status_code"] for a in answers} == {200}
+
+
+FAILED, LOST, GONE = (500, "generation_failed"), (500, "engine_error"), (503, "engine_error")
+
+
+@pytest.mark.parametrize(
+    ("replies", "is_ready", "outcome"),
+    [
+        ([FAILED], True, 500),
+        ([FAILED, 200], False, 200),
+        ([(500, "given_up")], True, 500),
+        ([(500, None)], True, 500),
+        ([LOST, GONE, GONE, GONE, 200], True, 200),
+        ([LOST] * 3, True, "lost its engine"),
+        ([FAILED] * 3, False, "lost its engine"),
+        ([GONE] * batch_run.MAX_TRIES, True, "lost its engine"),
+    ],
+)
+def test_an_error_is_the_line_s_own_or_the_engine_s(files, monkeypatch, replies, is_ready, outcome):
+    monkeypatch.setattr(batch_run, "RETRY_SECONDS", 0.0)
+    files.write(request("a"))
+    left = list(replies)
+
+    async def reply(http_request):
+        if http_request.url.path == "/ready":
+            return httpx.Response(200 if is_ready else 503)
+        answer = left.pop(0)
+        if answer == 200:
+            return httpx.Response(200, json={"choices": []})
+        status, code = answer
+        return httpx.Response(status, json={"error": {"message": "no", "code": code}})
+
+    async def run():
+        transport = httpx.MockTransport(reply)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            with BatchOutput(str(files.output)) as output:
+                await BatchRun(client, output, 1).run(read_lines(str(files.input)))
+
+    if isinstance(outcome, str):
+        with pytest.raises(EngineError, match=outcome):
+            asyncio.run(run())
+        assert files.answers() == []
+    else:
+        asyncio.run(run())
+        assert [a["response"]["status_code"] for a in files.answers()] == [outcome]
+    assert left == []
 
 
 def fake_start():
