@@ -14,7 +14,7 @@ same architecture uses the same bundle.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from girih.graph.bundle_files import (
     LIBRARY,
     MANIFEST,
+    BundleHold,
     BundleKey,
     check_files,
     file_digest,
@@ -50,6 +51,7 @@ class Bundle:
             "note": text}; None when it was built without.
         donor: name of the bundle that the kernel library was copied from, "" when it was compiled.
         trial: what running its tiles on a few tokens showed, as a line; "" in older bundles.
+        hold: keeps the cache from removing it until `release`, or until nobody has this record.
     """
 
     path: Path
@@ -63,6 +65,12 @@ class Bundle:
     proof: dict[str, Any] | None = None
     trial: str = ""
     donor: str = ""
+    hold: BundleHold | None = field(default=None, repr=False, compare=False)
+
+    def release(self) -> None:
+        """Its files are not read again: the cache may remove it."""
+        if self.hold is not None:
+            self.hold.release()
 
     def package(self, tile: str) -> Path:
         """File of a compiled tile."""
@@ -84,11 +92,12 @@ def seal(path: Path, key: BundleKey, program: dict[str, Any]) -> None:
 
 
 def open_bundle(path: Path) -> Bundle:
-    """Open and check a bundle.
+    """Open and check a bundle, and hold it.
 
     Raises:
         BundleError: a file is missing, truncated or altered; names the file.
     """
+    hold = BundleHold(path)
     check_files(path)
     entries = json.loads((path / "key.json").read_text())
     program = json.loads((path / "program.json").read_text())
@@ -104,4 +113,5 @@ def open_bundle(path: Path) -> Bundle:
         proof=program.get("proof"),
         trial=program.get("trial", ""),
         donor=program.get("donor", ""),
+        hold=hold,
     )

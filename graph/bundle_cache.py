@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from girih.graph.bundle_files import (
     file_digest,
     read_key,
     remove_bundle,
+    unused,
 )
 from girih.kernels.errors import BundleError
 
@@ -69,16 +71,24 @@ def list_bundles(directory: Path, prepared: bool = False) -> list[CachedBundle]:
     """
     found = []
     for path in sorted(directory.glob("*")) if directory.is_dir() else []:
-        key = None if path.name.startswith(".") else read_key(path)
-        marks = [path / MANIFEST, *([path / PREPARED] if prepared else [])]
-        mark = next((m for m in marks if m.exists()), None)
-        if key is None or mark is None:
-            continue
-        times = (path / "key.json").stat().st_mtime, mark.stat().st_mtime
-        is_prepared = mark.name == PREPARED
-        model = _model(path / (PREPARED if is_prepared else "program.json"))
-        found.append(CachedBundle(path, key, model, _size(path), *times, is_prepared))
+        with contextlib.suppress(OSError):  # another process removes it meanwhile
+            bundle = None if path.name.startswith(".") else _described(path, prepared)
+            if bundle is not None:
+                found.append(bundle)
     return sorted(found, key=lambda bundle: -bundle.used)
+
+
+def _described(path: Path, prepared: bool) -> CachedBundle | None:
+    """The bundle at `path`, or None when there is none."""
+    key = read_key(path)
+    marks = [path / MANIFEST, *([path / PREPARED] if prepared else [])]
+    mark = next((m for m in marks if m.exists()), None)
+    if key is None or mark is None:
+        return None
+    times = (path / "key.json").stat().st_mtime, mark.stat().st_mtime
+    is_prepared = mark.name == PREPARED
+    model = _model(path / (PREPARED if is_prepared else "program.json"))
+    return CachedBundle(path, key, model, _size(path), *times, is_prepared)
 
 
 def mark_used(path: Path) -> None:
@@ -147,8 +157,8 @@ def _copied(bundle: Path, path: Path) -> bool:
 def prune(directory: Path, max_bytes: int, keep: Path | None = None) -> list[CachedBundle]:
     """Remove bundles, the one used longest ago first, until the others fit into `max_bytes`.
 
-    What another process is building is left alone, and so is `keep`; rubbish of builds that were
-    killed goes too.
+    What another process is building or an engine runs is left alone, and so is `keep`; rubbish of
+    builds that were killed goes too.
 
     Returns:
         The bundles that were removed.
@@ -166,6 +176,12 @@ def prune(directory: Path, max_bytes: int, keep: Path | None = None) -> list[Cac
     return removed
 
 
+def is_in_use(bundle: CachedBundle) -> bool:
+    """Whether an engine runs a bundle."""
+    with unused(bundle.path) as free:
+        return not free
+
+
 def verify(directory: Path) -> list[tuple[CachedBundle, str | None]]:
     """Read every file of every bundle; gives what is wrong with each, or None."""
     return [(bundle, _fault(bundle.path)) for bundle in list_bundles(directory)]
@@ -176,7 +192,7 @@ def remove_abandoned(directory: Path) -> list[Path]:
     removed = []
     for path in directory.glob(".*-*") if directory.is_dir() else []:
         key = path.name[1:].rpartition("-")[0]
-        if path.is_dir() and time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+        if _age(path) > ABANDONED_SECONDS:
             with _try_lock(directory / key) as free:
                 if free:
                     shutil.rmtree(path, ignore_errors=True)
@@ -184,11 +200,22 @@ def remove_abandoned(directory: Path) -> list[Path]:
     return removed
 
 
+def _age(directory: Path) -> float:
+    """Seconds since a directory was changed; 0 for what is none, or went meanwhile."""
+    try:
+        return time.time() - directory.stat().st_mtime if directory.is_dir() else 0.0
+    except OSError:
+        return 0.0
+
+
 def _remove(path: Path) -> bool:
-    with _try_lock(path) as free:
-        if free:
+    """Whether a bundle could be removed."""
+    with _try_lock(path) as free, unused(path) as is_unused:
+        if not (free and is_unused):
+            return False
+        with contextlib.suppress(OSError):  # another user's
             remove_bundle(path)
-        return free and not path.exists()
+        return not path.exists()
 
 
 @contextlib.contextmanager
@@ -222,4 +249,10 @@ def _model(description: Path) -> str:
 
 
 def _size(path: Path) -> int:
-    return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+    """Bytes of a directory; what vanishes meanwhile has none."""
+    size = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                size += os.stat(os.path.join(folder, name)).st_size
+    return size

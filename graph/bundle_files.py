@@ -1,13 +1,21 @@
-"""The files of a bundle and the key it is found by: names, checksums, removal.
+"""The files of a bundle and the key it is found by: names, checksums, use, removal.
+
+Whoever runs a bundle holds a shared lock on its manifest, so that pruning keeps it: reading needs
+no right to write, and a process that dies lets go of its locks.
 
 What looks at bundles without running them (`girih cache`) needs nothing else: no torch here.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
+import os
 import shutil
+import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +78,52 @@ def remove_bundle(path: Path) -> None:
     """Delete a bundle; the manifest goes first, so that a half-deleted one is never trusted."""
     (path / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)
+
+
+class BundleHold:
+    """A shared lock on a bundle: it is in use, and pruning keeps it.
+
+    Given back by `release`, or when this object goes. Where the file system knows no locks there
+    is none. While another process removes the bundle this waits, and finds it gone.
+
+    Args:
+        path: the bundle's directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._close: weakref.finalize[[int], BundleHold] | None = None
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path / MANIFEST, os.O_RDONLY)
+            self._close = weakref.finalize(self, os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+    def release(self) -> None:
+        """Let the bundle be pruned; releasing twice is allowed."""
+        if self._close is not None:
+            self._close()
+
+
+@contextlib.contextmanager
+def unused(path: Path) -> Iterator[bool]:
+    """Whether nobody holds a bundle; nobody gets to while the caller works."""
+    file = path / MANIFEST
+    try:
+        # Network file systems want the right to write for this lock; others do not.
+        descriptor = os.open(file, os.O_RDWR if os.access(file, os.W_OK) else os.O_RDONLY)
+    except OSError:  # what is no bundle is in nobody's use
+        yield True
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_free = True
+    except BlockingIOError:
+        is_free = False
+    except OSError:  # a file system without locks
+        is_free = True
+    try:
+        yield is_free
+    finally:
+        os.close(descriptor)
 
 
 def check_files(path: Path) -> None:

@@ -50,15 +50,15 @@ def load_library(path: Path) -> None:
     """
     global _loaded, _loaded_bytes
     path = Path(path).resolve()
+    if not path.is_file():
+        raise CompileError(f"kernel library {path} does not exist; build it first")
     if _loaded is not None:
-        if path.is_file() and _digest(path) == _loaded_bytes:
+        if _digest(path) == _loaded_bytes:
             return
         raise CompileError(
             f"kernel library {path} cannot be loaded: this process already uses {_loaded}; "
             "one process serves one library"
         )
-    if not path.is_file():
-        raise CompileError(f"kernel library {path} does not exist; build it first")
     ops.drop_references()
     try:
         torch.ops.load_library(str(path))

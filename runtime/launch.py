@@ -111,8 +111,7 @@ def engine_of(start: Start, program: RunnableProgram) -> EngineHandle:
     try:
         return _engine_around(start, program)
     except BaseException:
-        if program.build is not None:  # it waits for the engine, and holds the bundle's lock
-            program.build.cancel()
+        program.release()  # a build waits for the engine, and holds the bundle's lock
         raise
 
 
@@ -125,6 +124,8 @@ def _engine_around(start: Start, program: RunnableProgram) -> EngineHandle:
         core, pooling = pooling_core(start, bound)
         length = core.scheduler.limits.longest_text
     watch_compiling(core, bound.executable, program.build)
+    if program.bundle is not None:
+        core.closers.append(program.bundle.release)
     name = start.config.model.name or start.spec.name
     return EngineHandle(core, start.spec, name, program.key, length, start.report, pooling)
 

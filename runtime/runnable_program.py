@@ -48,6 +48,13 @@ class RunnableProgram:
     bundle: Bundle | None = None
     build: ServingBuild | None = None
 
+    def release(self) -> None:
+        """End the build behind the pieces, and let the cache remove the bundle."""
+        if self.build is not None:
+            self.build.cancel()
+        if self.bundle is not None:
+            self.bundle.release()
+
 
 def obtain_program(start: Start) -> RunnableProgram:
     """What the configuration asks for.

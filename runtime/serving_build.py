@@ -136,10 +136,12 @@ class ServingBuild(BackgroundBuild):
                 core.recompute()
 
     def cancel(self) -> None:
-        """See `BackgroundBuild.cancel`."""
+        """See `BackgroundBuild.cancel`; also lets the cache remove the bundle that was built."""
         self._serving.set()
         self._answered.set()
         super().cancel()
+        if self._result is not None:
+            self._result[0].release()
 
     def _note_answer(self) -> None:
         if self._has_stepped:  # and that step is over

@@ -2,6 +2,10 @@
 
 import json
 import os
+import shutil
+import subprocess
+import sys
+import threading
 import time
 
 import pytest
@@ -9,8 +13,17 @@ from filelock import FileLock
 from support_bundles import small_bundle
 
 from girih.graph import bundle_cache
-from girih.graph.bundle_cache import list_bundles, mark_used, nearest_bundle, prune, verify
-from girih.graph.bundle_files import BundleKey
+from girih.graph.bundle import open_bundle
+from girih.graph.bundle_cache import (
+    is_in_use,
+    list_bundles,
+    mark_used,
+    nearest_bundle,
+    prune,
+    verify,
+)
+from girih.graph.bundle_files import BundleKey, remove_bundle, unused
+from girih.kernels.errors import BundleError
 
 
 def key(**entries):
@@ -91,6 +104,117 @@ def test_pruning_keeps_what_it_is_told_and_what_is_being_built(cache):
         removed = prune(cache, 0, keep=paths["new"])
     assert models(removed) == ["old"]
     assert sorted(models(list_bundles(cache))) == ["middle", "new"]
+
+
+@pytest.mark.parametrize("moment", ["read_key", "_model"])
+def test_a_bundle_that_another_process_removes_meanwhile_is_not_in_the_way(
+    cache, monkeypatch, moment
+):
+    """It goes right after its key was read, or before its size is counted."""
+    found = getattr(bundle_cache, moment)
+
+    def read(path):
+        value = found(path)
+        if value == "middle" or (moment == "read_key" and dict(value.entries)["name"] == "middle"):
+            remove_bundle(path if path.is_dir() else path.parent)
+        return value
+
+    monkeypatch.setattr(bundle_cache, moment, read)
+    sizes = {b.model: b.num_bytes for b in list_bundles(cache)}
+    assert {name for name, size in sizes.items() if size} == {"new", "old"}
+    assert sizes.get("middle", 0) == 0
+    assert models(prune(cache, 0)) == ["old", "new"]
+
+
+def test_what_vanishes_while_it_is_counted_has_no_bytes(cache, monkeypatch):
+    path = list_bundles(cache)[0].path
+    walk = os.walk
+
+    def vanishing(top):
+        for folder, folders, names in walk(top):
+            if folder.endswith("tiles"):
+                shutil.rmtree(folder)
+            yield folder, folders, names
+
+    monkeypatch.setattr(bundle_cache.os, "walk", vanishing)
+    assert 0 < bundle_cache._size(path) < 20_000
+
+
+def test_what_cannot_be_removed_stays(cache, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(bundle_cache, "remove_bundle", refuse)
+    assert prune(cache, 0) == []
+    assert len(list_bundles(cache)) == 3
+
+
+def test_pruning_keeps_what_is_in_use_here(cache):
+    oldest = list_bundles(cache)[-1]
+    first, second = open_bundle(oldest.path), open_bundle(oldest.path)
+    assert [is_in_use(b) for b in list_bundles(cache)] == [False, False, True]
+    assert models(prune(cache, 0)) == ["middle", "new"]
+    first.release()
+    first.release()
+    assert prune(cache, 0) == []
+    del second  # nobody released it
+    assert not is_in_use(oldest)
+    assert models(prune(cache, 0)) == ["old"]
+
+
+def test_a_process_that_dies_lets_go_of_its_bundle(cache):
+    oldest = list_bundles(cache)[-1]
+    code = (
+        "import sys, time; from pathlib import Path;"
+        "from girih.graph.bundle_files import BundleHold;"
+        "hold = BundleHold(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(oldest.path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout.readline() == "held\n"
+        assert is_in_use(oldest)
+        assert models(prune(cache, 0)) == ["middle", "new"]
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert models(prune(cache, 0)) == ["old"]
+
+
+def test_opening_waits_for_a_removal_and_finds_nothing(cache):
+    path, errors = list_bundles(cache)[0].path, []
+
+    def open_it():
+        try:
+            open_bundle(path)
+        except BundleError as error:
+            errors.append(str(error))
+
+    opener = threading.Thread(target=open_it)
+    with unused(path) as is_free:
+        assert is_free
+        opener.start()
+        opener.join(0.2)
+        assert opener.is_alive()
+        remove_bundle(path)
+    opener.join(10)
+    assert len(errors) == 1
+    assert "has no readable manifest.json" in errors[0]
+
+
+def test_a_bundle_that_cannot_be_written_is_held_too(cache):
+    path = list_bundles(cache)[0].path
+    for entry in (path / "manifest.json", path, cache):
+        entry.chmod(0o555 if entry.is_dir() else 0o444)
+    try:
+        bundle = open_bundle(path)
+        assert is_in_use(list_bundles(cache)[0])
+        bundle.release()
+        assert not is_in_use(list_bundles(cache)[0])
+    finally:
+        for entry in (cache, path):
+            entry.chmod(0o755)
 
 
 def test_rubbish_of_killed_builds_goes_when_it_is_old(cache):

@@ -56,6 +56,9 @@ def test_load_is_idempotent_and_exclusive(built, tmp_path):
     other.write_bytes(b"something else")
     with pytest.raises(CompileError, match="already uses"):
         library.load_library(other)
+    same.unlink()
+    with pytest.raises(CompileError, match=r"same\.so does not exist"):
+        library.load_library(same)
 
 
 def test_damaged_library_leaves_the_references(tmp_path):

@@ -1,14 +1,27 @@
 """Sleep, wake and new weights of real engines over tiny models (eager pieces)."""
 
+import dataclasses
+import gc
 import json
 import shutil
 
 import pytest
-from support_engines import eager_llm
+from support_bundles import small_bundle
+from support_engines import eager_llm, eager_start
 from support_models import tiny_model
 
 from girih import SamplingParams
-from girih.kernels.errors import BusyError, RequestError, UnavailableError, WeightError
+from girih.graph.bundle import open_bundle
+from girih.graph.bundle_cache import is_in_use, list_bundles
+from girih.graph.bundle_files import BundleKey
+from girih.kernels.errors import (
+    BundleError,
+    BusyError,
+    RequestError,
+    UnavailableError,
+    WeightError,
+)
+from girih.runtime import binding, launch
 
 OPTIONS = {"opt": "O0", "dtype": "float32", "num_blocks": 64, "threads": 1, "max_num_seqs": 4}
 PROMPTS = [[5, 6, 7, 8] * 12, [9, 10, 11]]
@@ -131,3 +144,33 @@ def test_a_core_in_another_process_sleeps_too(process_llm):
     assert tokens(process_llm) != before
     process_llm.reload_weights(str(tiny_model("llama")))
     assert tokens(process_llm) == before
+
+
+def test_an_engine_holds_its_bundle_until_it_is_closed(tmp_path, monkeypatch):
+    """A bundle of a few bytes stands beside the eager pieces; nothing runs its code."""
+    monkeypatch.setattr(binding, "check_canary", lambda *parts: "no canary")
+    small_bundle(tmp_path, BundleKey((("n", "1"),)))
+    [cached] = list_bundles(tmp_path)
+    start, program = eager_start(tiny_model("llama"), **OPTIONS)
+    with_bundle = dataclasses.replace(program, bundle=open_bundle(cached.path))
+    handle = launch.engine_of(start, with_bundle)
+    del with_bundle
+    gc.collect()
+    assert is_in_use(cached)
+    handle.core.close()
+    assert not is_in_use(cached)
+
+
+def test_an_engine_that_does_not_start_holds_no_bundle(tmp_path, monkeypatch):
+    small_bundle(tmp_path, BundleKey((("n", "1"),)))
+    [cached] = list_bundles(tmp_path)
+    start, program = eager_start(tiny_model("llama"), **OPTIONS)
+    bundle = open_bundle(cached.path)
+
+    def fail(*parts):
+        raise BundleError("it answers something else")
+
+    monkeypatch.setattr(binding, "check_canary", fail)
+    with pytest.raises(BundleError, match="something else"):
+        launch.engine_of(start, dataclasses.replace(program, bundle=bundle))
+    assert not is_in_use(cached)

@@ -26,6 +26,7 @@ from girih.passes.build import lower_and_partition
 from girih.runtime import launch
 from girih.runtime.assembly import watch_compiling
 from girih.runtime.canary import check_canary, executable_for_canary
+from girih.runtime.runnable_program import RunnableProgram
 from girih.runtime.serving_build import ServingBuild
 
 VOCAB, BLOCK, WAIT = 424, 16, 30
@@ -37,6 +38,10 @@ class SmallBundle:
 
     path: Path
     layout: object
+    released: int = 0
+
+    def release(self):
+        self.released += 1
 
 
 @functools.cache
@@ -217,8 +222,11 @@ def test_closing_the_core_ends_the_build(tmp_path, monkeypatch):
     setting.may_build.set()
     setting.may_end.set()
     (close,) = setting.core.closers
+    setting.build._thread.join(WAIT)
+    assert setting.bundle.released == 0
     close()
     assert not setting.build._thread.is_alive()
+    assert setting.bundle.released == 1
 
 
 def test_an_engine_that_cannot_be_bound_ends_its_build(monkeypatch):
@@ -229,10 +237,11 @@ def test_an_engine_that_cannot_be_bound_ends_its_build(monkeypatch):
         raise CapacityError("no room")
 
     monkeypatch.setattr(launch, "bind", bind)
+    bare = RunnableProgram(program().layout, {}, program().weights, {}, "eager", None)
     with pytest.raises(CapacityError, match="no room"):
-        launch.engine_of(None, SimpleNamespace(build=build))
+        launch.engine_of(None, dataclasses.replace(bare, build=build))
     with pytest.raises(CapacityError):
-        launch.engine_of(None, SimpleNamespace(build=None))
+        launch.engine_of(None, bare)
     assert build.cancelled == 1
 
 

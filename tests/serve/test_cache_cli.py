@@ -7,7 +7,7 @@ from support_bundles import small_bundle
 from support_models import tiny_model
 
 from girih.conf.compose import compose_config, to_engine_config
-from girih.graph.bundle_files import BundleKey
+from girih.graph.bundle_files import BundleHold, BundleKey
 from girih.runtime.wanted import key_of
 from girih.serve import cli
 
@@ -116,6 +116,19 @@ def test_pruning_to_a_bound(girih, tmp_path):
     assert girih("prune", "max_gib=-1")[0] == 2
     assert girih("prune", "max_gib=0")[1].startswith("removed ")
     assert girih("list")[1].splitlines()[-1].startswith("0 bundles")
+
+
+def test_pruning_names_what_engines_use(girih, tmp_path):
+    path = put(tmp_path, BundleKey((("n", "1"),)), model="busy")
+    put(tmp_path, BundleKey((("n", "2"),)))
+    hold = BundleHold(path)
+    code, out = girih("prune", "max_gib=0")
+    assert code == 0
+    assert f"kept {path} (busy): an engine that runs uses it\n1 bundles removed" in out
+    assert "kept" not in girih("prune", "max_gib=1")[1]
+    hold.release()
+    assert "kept" not in girih("prune", "max_gib=0")[1]
+    assert not path.exists()
 
 
 def test_keys_hold_no_runtime_option(model):

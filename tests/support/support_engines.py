@@ -11,15 +11,15 @@ from girih.kernels.target import require_runnable
 from girih.passes.key import bundle_key
 from girih.runtime.launch import EngineHandle, engine_of
 from girih.runtime.runnable_program import RunnableProgram, obtain_program
-from girih.runtime.start import start_of
+from girih.runtime.start import Start, start_of
 from girih.serve.options import engine_config
 from girih.serve.tokenizer import load_tokenizer
 
 _PROGRAMS: dict[str, RunnableProgram] = {}
 
 
-def eager_engine(path: Path | str, **options: Any) -> EngineHandle:
-    """What `build_engine` returns at O0."""
+def eager_start(path: Path | str, **options: Any) -> tuple[Start, RunnableProgram]:
+    """A start at O0 and the program it runs."""
     start = start_of(engine_config(str(path), {"opt": "O0", **options}))
     require_runnable(start.target)
     key = bundle_key(start.spec, start.config.opt, start.target).digest
@@ -28,7 +28,12 @@ def eager_engine(path: Path | str, **options: Any) -> EngineHandle:
     else:
         start.report.bundle = "none: traced before"
     program = _PROGRAMS[key]
-    return engine_of(start, dataclasses.replace(program, tiles=dict(program.tiles)))
+    return start, dataclasses.replace(program, tiles=dict(program.tiles))
+
+
+def eager_engine(path: Path | str, **options: Any) -> EngineHandle:
+    """What `build_engine` returns at O0."""
+    return engine_of(*eager_start(path, **options))
 
 
 def eager_llm(path: Path | str, **options: Any) -> LLM:
