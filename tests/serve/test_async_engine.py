@@ -132,6 +132,49 @@ def test_an_error_that_escapes_the_core_reaches_readers():
     assert deltas[-1].finish_reason == "error"
 
 
+class SilentLink:
+    """Reaches a core that never says anything."""
+
+    error = None
+
+    def __init__(self):
+        self.added = []
+
+    def start(self, listener):
+        pass
+
+    def add(self, request):
+        self.added.append(request.request_id)
+
+    def abort(self, request_ids):
+        pass
+
+    def close(self):
+        pass
+
+
+def test_a_request_goes_to_two_cores_at_most_admitted_or_not():
+    async def scenario():
+        link = SilentLink()
+        engine = AsyncEngine(link, TOKENIZER)
+        first = asyncio.create_task(engine.submit(make_request("first")))
+        await asyncio.sleep(0)
+        engine.on_lost()
+        engine.on_back()
+        second = asyncio.create_task(engine.submit(make_request("second")))
+        await asyncio.sleep(0)
+        engine.on_lost()
+        engine.on_back()
+        [delta] = await read(await first)
+        assert (delta.finish_reason, delta.code) == ("error", "given_up")
+        assert link.added == ["first", "first", "second", "second"]
+        engine.close()
+        with pytest.raises(EngineError, match="shutting down"):
+            await second
+
+    asyncio.run(scenario())
+
+
 def test_an_idle_thread_sleeps():
     async def scenario(engine, core):
         await read(await engine.submit(make_request("a", max_tokens=2)))
