@@ -19,12 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from girih.graph.gguf_file import GgufFile
+from girih.graph.gguf_file import ROPE_FREQS, GgufFile
 from girih.graph.progress import Progress, ProgressEvent, no_progress
 from girih.graph.safetensors_file import write_safetensors
 from girih.kernels.errors import SourceError
 
-ROPE_FREQS = "rope_freqs.weight"
 # Llama 3's published rotary constants; a GGUF stores only the factors they lead to.
 _LLAMA3 = {
     "low_freq_factor": 1.0,

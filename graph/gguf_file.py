@@ -40,6 +40,8 @@ _SCALARS = {
     11: "q",
     12: "d",
 }
+ROPE_FREQS = "rope_freqs.weight"
+"""Rotary factors: the one tensor that is part of the config."""
 _STRING, _ARRAY = 8, 9
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _CHUNK_VALUES = 1 << 22  # values dequantised at once: 16 MiB of float32
@@ -71,7 +73,8 @@ class GgufHeader:
     Attributes:
         metadata: key → value; arrays longer than 4096 entries are left out.
         tensors: GGUF name → table row.
-        digest: SHA-256 of the header's bytes, which hold the whole config and tokenizer.
+        digest: SHA-256 of the header's bytes and of the rotary factors, which together hold the
+            whole config and tokenizer.
     """
 
     metadata: dict[str, Any]
@@ -175,7 +178,11 @@ def _parse_header(path: Path, data: mmap.mmap) -> GgufHeader:
     base = -(-cursor.pos // alignment) * alignment
     tensors = {name: _place(path, name, row, base) for name, *row in rows}
     _check_extent(path, tensors, len(data))
-    return GgufHeader(metadata, tensors, hashlib.sha256(data[: cursor.pos]).hexdigest())
+    digest = hashlib.sha256(data[: cursor.pos])
+    factors = tensors.get(ROPE_FREQS)
+    if factors is not None:
+        digest.update(data[factors.offset : factors.offset + factors.num_bytes])
+    return GgufHeader(metadata, tensors, digest.hexdigest())
 
 
 def _alignment(path: Path, metadata: dict[str, Any]) -> int:
@@ -243,7 +250,7 @@ class GgufFile:
             target = hf_name(self._family, name)
             if target is not None:
                 self._gguf_names[target] = name
-            elif name != "rope_freqs.weight":  # those are in the config (see `gguf_convert`)
+            elif name != ROPE_FREQS:  # those are in the config (see `gguf_convert`)
                 raise WeightError(
                     f"{path} holds the tensor {name!r}, which girih cannot place in a "
                     f"{self.header.metadata['general.architecture']} model"

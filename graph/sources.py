@@ -130,7 +130,7 @@ def _resolve_file(path: Path, progress: Progress) -> ModelFiles:
         convert_gguf_parts(path, target)
         progress(ProgressEvent("convert", 1, 1, f"config and tokenizer of {path.name}"))
 
-    # The header holds the whole config and tokenizer, so its digest is an exact key.
+    # Its digest covers all that config and tokenizer are made from, so it is an exact key.
     name = re.sub(r"[^\w.-]", "_", path.stem)
     directory = cache_dir() / "gguf" / f"{name}-{header.digest[:16]}-{CONVERSION}"
     return ModelFiles(

@@ -200,6 +200,15 @@ def test_llama3_rotary_factors_reach_the_config(tmp_path):
         assert sorted(checkpoint.names()) == sorted(expected)
 
 
+def test_other_rotary_factors_of_the_same_header_are_converted_anew(tmp_path):
+    path, found = tmp_path / "tiny.gguf", {}
+    for factor in (8.0, 32.0):
+        write_llama(path, extra={"rope_freqs.weight": rope_factors(factor)})
+        config = json.loads((resolve_source(str(path)).path / "config.json").read_text())
+        found[factor] = config["rope_parameters"]["factor"]
+    assert found == {8.0: 8.0, 32.0: 32.0}
+
+
 def test_other_rotary_factors_are_refused(tmp_path):
     path = tmp_path / "tiny.gguf"
     write_llama(path, extra={"rope_freqs.weight": rope_factors(8.0, high=16.0)})
