@@ -114,6 +114,8 @@ def _split_words(
         target = schema.ALIASES.get(key, key)
         if f"{target}.enabled" in leaves:  # opt.passes.NAME=false
             target += ".enabled"
+        if key in schema.LABELS and schema.LABELS[key] in sections:
+            raise ConfigError(f"{key} is only a name; write {schema.LABELS[key]}={value}")
         if key in sections and key in schema.GROUPS:
             overrides += _choose_option(key, value, texts)
         elif target not in leaves:

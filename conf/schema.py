@@ -234,6 +234,10 @@ ALIASES: dict[str, str] = {
 """Short names on the command line and in `LLM(...)`."""
 
 
+LABELS: dict[str, str] = {"opt.level": "opt"}
+"""Names that a chosen option carries: nothing hangs on them, so that the option is what is set."""
+
+
 @cache
 def twin(record: type) -> type:
     """Return a mutable dataclass with the fields of `record` (nested records too)."""
@@ -286,7 +290,7 @@ def leaf_types(verb: str) -> dict[str, Any]:
     """Return every dotted key that `verb` accepts with its type."""
     leaves: dict[str, Any] = {}
     _collect(root_schema(verb), "", leaves)
-    return leaves
+    return {key: kind for key, kind in leaves.items() if key not in LABELS}
 
 
 def _collect(record: type, prefix: str, leaves: dict[str, Any]) -> None:

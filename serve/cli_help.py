@@ -98,14 +98,19 @@ def _groups(verb: str) -> list[str]:
 def _section(section: str, values: dict[str, Any], full: bool) -> list[str]:
     flat = dict(_flatten(values, f"{section}."))
     if not full:
-        parts = [f"{key.removeprefix(section)}={_show(value)}" for key, value in flat.items()]
+        parts = [
+            f"{schema.LABELS.get(key, key.removeprefix(section))}={_show(value)}"
+            for key, value in flat.items()
+        ]
         return _wrap(f"{section}: ", parts, "  ")
     notes = schema.describe(schema.SECTIONS[section])
     lines = [""]
     for key, value in flat.items():
         note = notes.get(key.split(".")[1], "")
         lines += textwrap.wrap(
-            f"{key}={_show(value)}".ljust(43) + " " + note, WIDTH, subsequent_indent=" " * 44
+            f"{schema.LABELS.get(key, key)}={_show(value)}".ljust(43) + " " + note,
+            WIDTH,
+            subsequent_indent=" " * 44,
         )
     return lines
 

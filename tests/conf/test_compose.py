@@ -127,6 +127,7 @@ def test_a_model_may_be_a_directory_here(tmp_path, monkeypatch):
         ("chat=maybe", "not true or false"),
         ("prompts=[a", "cannot read"),
         ("prompts=[${nothing}]", "nothing"),
+        ("opt.level=O0", "opt.level is only a name; write opt=O0"),
         ("word", "not a setting"),
         ("+x=1", "unknown key"),
         ("~opt", "not a setting"),
