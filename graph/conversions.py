@@ -37,7 +37,7 @@ def read_source(source: Source, checkpoint: Checkpoint, dtype: str) -> torch.Ten
     if isinstance(source, str):
         return checkpoint.read(source, dtype)
     inputs = [checkpoint.read(name, dtype) for name in source.sources]
-    result: torch.Tensor = _module(source.graph)(*inputs)[0]
+    result: torch.Tensor = _module(source.graph).forward(*inputs)[0]
     return result
 
 

@@ -8,7 +8,6 @@ Rows of very different size are in the batch, so that a threshold on values is m
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from girih.graph.call_form import PLAIN_TYPES, CallForm, TensorForm, Unfit
+from girih.graph.trace_lock import trace_lock
 
 _ROWS = 12
 # Rows alone, some of them, and all in another order.
@@ -155,14 +155,13 @@ def as_function(
 ) -> Callable[[CallForm, Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]:
     """A module on the meta device as a function of its tensors; one call runs at a time."""
     module = module.eval()
-    alone = threading.Lock()  # the tensors are put into the module while it runs
 
     def call(
         form: CallForm, inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
     ) -> Any:
         args, kwargs = form.arguments(inputs)
         tensors = dict(zip(names, weights, strict=True))
-        with alone, torch.no_grad():
+        with trace_lock, torch.no_grad():  # the tensors are in the module while it runs
             return torch.func.functional_call(module, tensors, args, kwargs)
 
     return call

@@ -135,10 +135,11 @@ def _first_line(error: BaseException) -> str:
 
 def eager_tile(graph: fx.Graph) -> TileFn:
     """Run a tile's graph operation by operation (O0, and the oracle of compiled tiles)."""
-    module = fx.GraphModule({}, graph)
+    # Not called as a module: a trace in another thread would see the call.
+    forward = fx.GraphModule({}, graph).forward
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        return list(module(*inputs))
+        return list(forward(*inputs))
 
     return run
 

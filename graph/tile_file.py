@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import girih.kernels.tile_ops  # registers the ops named in files  # noqa: F401
+from girih.graph.trace_lock import one_at_a_time
 from girih.kernels.errors import BundleError
 
 _PYTHON_OPS = {
@@ -77,6 +78,7 @@ def tile_from_json(data: dict[str, Any], device: str = "cpu", shapes: bool = Tru
     return graph
 
 
+@one_at_a_time
 def _infer_shapes(nodes: list[fx.Node], inputs: list[dict[str, Any]], device: str) -> None:
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     named = {size for row in inputs for size in row["shape"] if isinstance(size, str)}

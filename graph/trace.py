@@ -40,6 +40,7 @@ from girih.graph.progress import Progress, ProgressEvent, no_progress
 from girih.graph.spec import ModelSpec
 from girih.graph.stamp import LayerStamps, StampError
 from girih.graph.text import SymbolNames, digest, graph_text
+from girih.graph.trace_lock import one_at_a_time
 from girih.graph.weight_plan import CONSTANT, PLAIN, Source, WeightEntry, WeightPlan
 from girih.kernels.errors import GirihError, TraceError
 
@@ -131,6 +132,7 @@ class _StepModule(torch.nn.Module):
         return rows[0] if self.selects_rows else rows[0].index_select(0, logits_index)
 
 
+@one_at_a_time
 def trace(spec: ModelSpec, progress: Progress = no_progress) -> Traced:
     """Capture the model of `spec` as one graph.
 
@@ -168,6 +170,7 @@ def node_origin(node: fx.Node) -> str:
     return f"{origin} < {made_by}" if made_by else origin
 
 
+@one_at_a_time
 def build_on_meta(spec: ModelSpec) -> torch.nn.Module:
     """The model of `spec` without weights or memory, in evaluation mode.
 

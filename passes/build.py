@@ -39,6 +39,7 @@ from girih.graph.row_trial import try_rows
 from girih.graph.spec import ModelSpec
 from girih.graph.tile_file import write_tile
 from girih.graph.trace import Traced, trace
+from girih.graph.trace_lock import one_at_a_time
 from girih.kernels.errors import BundleError, CompileError, ConfigError
 from girih.kernels.library import build_library, require_compiler, stop_builds
 from girih.kernels.target import Target, why_not_runnable
@@ -102,6 +103,7 @@ def find_or_build(  # noqa: PLR0913 (the bundle's ingredients, and who watches)
     return open_bundle(path), f"built: {found}"
 
 
+@one_at_a_time
 def lower_and_partition(traced: Traced, opt: OptConfig, target: Target) -> tuple[Lowered, Program]:
     """The stages between tracing and compiling.
 

@@ -18,6 +18,7 @@ from torch import fx
 
 from girih.graph.text import SymbolNames, digest, graph_text
 from girih.graph.trace import node_origin
+from girih.graph.trace_lock import one_at_a_time
 from girih.graph.weight_plan import WeightPlan
 from girih.kernels.errors import PassError
 from girih.kernels.target import Target
@@ -87,6 +88,7 @@ class Lowered:
         return digest(graph_text(self.graph, SymbolNames(self.source.symbols)))
 
 
+@one_at_a_time
 def lower(source: Graphed, opt: OptConfig, target: Target) -> Lowered:
     """Run the enabled passes over a copy of a graph.
 

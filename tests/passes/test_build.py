@@ -87,6 +87,7 @@ INDIFFERENT = {
     "graph/random_values.py": "inputs of proofs",
     "graph/safetensors_file.py": "reads weights",
     "graph/sources.py": "places",
+    "graph/trace_lock.py": "one thread at a time",
     "graph/weights.py": "fills weights as the plan says",
     "kernels/errors.py": "errors",
     "kernels/library.py": "its sources and flags are in the key",
