@@ -62,16 +62,22 @@ class Capture:
         self._saved: list[tuple[ModuleType, str, Any]] = []
 
     def __enter__(self) -> Capture:
+        from transformers import masking_utils
+
         global _requests, _ones
         _requests, _ones = MaskRequests(), _AllOnes()
         _ones.__enter__()
+        self._replace(masking_utils, "find_packed_sequence_indices", _packs_nothing)
         for module in self._modules:
             for name, value in list(vars(module).items()):
                 replacement = KERNEL_FUNCTIONS.get(_kernel_name(value) or "")
                 if replacement is not None:
-                    self._saved.append((module, name, value))
-                    setattr(module, name, replacement)
+                    self._replace(module, name, replacement)
         return self
+
+    def _replace(self, module: ModuleType, name: str, replacement: Any) -> None:
+        self._saved.append((module, name, getattr(module, name)))
+        setattr(module, name, replacement)
 
     def __exit__(
         self,
@@ -113,6 +119,14 @@ def _kernel_name(value: Any) -> str | None:
     cells = dict(zip(code.co_freevars, value.__closure__ or (), strict=True))
     cell = cells.get("func_name")
     return str(cell.cell_contents) if cell is not None else None
+
+
+def _packs_nothing(position_ids: torch.Tensor) -> None:
+    """Stand in for transformers' search for sequences packed into one row.
+
+    Which tokens of a step belong together is attention's business here, so the answer would be
+    computed for nobody, with sums over all tokens that take long to trace.
+    """
 
 
 def _mask(*, mask_function: Callable[..., Any], device: Any = None, **options: Any) -> torch.Tensor:

@@ -9,11 +9,12 @@ compute the same way have the same text. Dumps, pass tests, tile keys and `expla
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.weak import WeakIdKeyDictionary
 
 SHORT_DTYPES = {
     torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.float64: "f64",
@@ -48,7 +49,7 @@ class SymbolNames:
 
     def tensor_text(self, value: torch.Tensor) -> str:
         """Type text of a tensor, remembered: layouts are few, and symbolic strides are slow."""
-        key = tensor_layout(value)
+        key = known_layout(value)
         if key not in self._texts:
             shape = ", ".join(self.text(s) for s in value.shape)
             text = f"{SHORT_DTYPES.get(value.dtype, str(value.dtype))}[{shape}]"
@@ -67,6 +68,17 @@ def tensor_layout(value: torch.Tensor) -> tuple[Hashable, ...]:
     """Dtype, shape and strides of a tensor, to compare and look up without fixing symbols."""
     sizes = (s if isinstance(s, int) else s.node.expr for s in (*value.shape, *value.stride()))
     return (value.dtype, *sizes)
+
+
+_layouts: MutableMapping[torch.Tensor, tuple[Hashable, ...]] = WeakIdKeyDictionary()
+
+
+def known_layout(value: torch.Tensor) -> tuple[Hashable, ...]:
+    """`tensor_layout` of a graph's value, which stays as it is: remembered as long as it lives."""
+    layout = _layouts.get(value)
+    if layout is None:
+        layout = _layouts[value] = tensor_layout(value)
+    return layout
 
 
 def size_parts(size: Any) -> tuple[int, str]:

@@ -12,9 +12,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    disable_fake_tensor_cache,
+)
 
-from girih.graph.text import tensor_layout
+from girih.graph.text import known_layout
 
 _known: WeakKeyDictionary[FakeTensorMode, dict[Hashable, Any]] = WeakKeyDictionary()
 
@@ -31,7 +35,9 @@ def infer_value(node: fx.Node) -> Any:
     memory = _known.setdefault(mode, {})
     key = (node.target, value_layout(args), value_layout(kwargs))
     if key not in memory:
-        with mode:  # a call without tensor operands (arange) knows of no mode
+        # A call without tensor operands (arange) knows of no mode. torch's own memory costs as much
+        # as a call, and answers none that this one does not.
+        with mode, disable_fake_tensor_cache(mode):
             memory[key] = node.target(*args, **kwargs)
     return memory[key]
 
@@ -51,7 +57,7 @@ def empty_value(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 def value_layout(value: Any) -> Hashable:
     """Everything a result's type depends on: layouts of tensors, sizes, plain arguments."""
     if isinstance(value, torch.Tensor):
-        return (*tensor_layout(value), value.device)
+        return (*known_layout(value), value.device)
     if isinstance(value, (list, tuple)):
         return tuple(value_layout(v) for v in value)
     if isinstance(value, dict):
