@@ -2,11 +2,12 @@
 
 A decoder is a list of layers that mostly do the same with other weights. While a model is traced,
 the first two and the last layer of each kind run as they are, between markers; every other one is a
-`girih::layer_copy` call, which `expand` replaces by the nodes of the first. What makes two layers
-one kind is what a module can see: classes, plain attributes, shapes of its tensors, entries of the
-configuration about its position, and the arguments it is called with. Computing with the layer's
-number is what this cannot see; where it tells the first, the second or the last layer apart, their
-nodes differ, and all layers are traced.
+`girih::layer_copy` call, which `expand` replaces by the nodes of the first. Layers to be left out
+are hidden: they show no modules and no tensors meanwhile, since the exporter's work grows with
+both. What makes two layers one kind is what a module can see: classes, plain attributes, shapes of
+its tensors, entries of the configuration about its position, and the arguments it is called with.
+Computing with the layer's number is what this cannot see; where it tells the first, the second or
+the last layer apart, their nodes differ, and all layers are traced.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 
+from girih.graph.exported_weights import ExportedWeights
 from girih.graph.text import SymbolNames, tensor_layout, value_text
 
 # Fewer layers than this are traced as they are.
 MIN_LAYERS = 4
 _PLAIN_TYPES = (bool, int, float, str, type(None))
+_CONTENTS = ("_modules", "_parameters", "_buffers")
 _MODULE_STATE = frozenset(torch.nn.Module().__dict__) | {"layer_idx", "layer_id", "layer_index"}
 
 torch.library.define("girih::layer_begin", "(Tensor[] inputs, int layer) -> ()")
@@ -63,6 +66,10 @@ class StampError(Exception):
     """Two layers that looked alike do not compute alike; the model must be traced in full."""
 
 
+class HiddenLayerError(Exception):
+    """A layer that was hidden has to run as it is; the model must be traced with all in sight."""
+
+
 @dataclass
 class _Kind:
     """Layers with one fingerprint that are called with one form of arguments.
@@ -85,9 +92,11 @@ class LayerStamps:
 
     Args:
         root: the module that is exported; parameter names are relative to it.
+        hides: hide the layers that will be copies if all of a fingerprint are called alike.
     """
 
-    def __init__(self, root: torch.nn.Module) -> None:
+    def __init__(self, root: torch.nn.Module, hides: bool = False) -> None:
+        self._root, self._hides = root, hides
         self._layers: list[tuple[str, torch.nn.Module, str]] = []
         self._kinds: dict[tuple[str, Any], _Kind] = {}
         for path, layers in _layer_lists(root):
@@ -96,11 +105,18 @@ class LayerStamps:
         counts = Counter(mark for _, _, mark in self._layers)
         self._repeated = {mark for mark, count in counts.items() if count > 2}
         self._last = {mark: number for number, (_, _, mark) in enumerate(self._layers)}
+        self._hidden: dict[int, dict[str, Any]] = {}
 
     def __enter__(self) -> LayerStamps:
+        met: Counter[str] = Counter()
         for number, (_, layer, mark) in enumerate(self._layers):
-            if mark in self._repeated:
-                layer.forward = self._stand_in(number, layer.forward, mark)
+            if mark not in self._repeated:
+                continue
+            layer.forward = self._stand_in(number, layer.forward, mark)
+            if self._hides and met[mark] >= 2 and number != self._last[mark]:
+                self._hidden[number] = {name: vars(layer)[name] for name in _CONTENTS}
+                vars(layer).update({name: {} for name in _CONTENTS})
+            met[mark] += 1
         return self
 
     def __exit__(
@@ -109,16 +125,23 @@ class LayerStamps:
         error: BaseException | None,
         trace_back: TracebackType | None,
     ) -> None:
-        for _, layer, mark in self._layers:
+        for number, (_, layer, mark) in enumerate(self._layers):
             if mark in self._repeated:
                 del layer.forward  # the class's own is there again
+            vars(layer).update(self._hidden.get(number, {}))
 
-    def expand(self, graph: fx.Graph, weight_names: dict[str, str]) -> int:
-        """Replace the markers and copies in `graph` by the layers' nodes.
+    def must_show(self, error: BaseException) -> bool:
+        """Whether an export failed with `error` because layers were hidden, as far as one sees."""
+        cause: BaseException | None = error if self._hidden else None
+        while cause is not None and not isinstance(cause, (HiddenLayerError, AttributeError)):
+            cause = cause.__cause__ or cause.__context__
+        return cause is not None
+
+    def expand(self, program: torch.export.ExportedProgram) -> int:
+        """Replace the markers and copies in a program by the layers' nodes.
 
         Args:
-            graph: the exported graph.
-            weight_names: placeholder name -> parameter or buffer name in the root module.
+            program: what was exported meanwhile; it gets the weights of the copies.
 
         Returns:
             How many layers were stamped out.
@@ -126,7 +149,8 @@ class LayerStamps:
         Raises:
             StampError: two layers of a kind have different nodes.
         """
-        segments = self._segments(graph, weight_names)
+        graph, weights = program.graph, ExportedWeights(program, self._root)
+        segments = self._segments(graph, weights)
         for kind in self._kinds.values():
             if kind.copies:
                 self._prove(kind, segments)
@@ -150,17 +174,14 @@ class LayerStamps:
                 f"{self._layers[first][0]} and the layers like it do not all compute alike"
             )
 
-    def _segments(self, graph: fx.Graph, weight_names: dict[str, str]) -> dict[int, _Segment]:
-        placeholders = graph.find_nodes(op="placeholder")
-        by_name = {weight_names.get(node.name, ""): node for node in placeholders}
-        weights = {node: name for name, node in by_name.items() if name}
+    def _segments(self, graph: fx.Graph, weights: ExportedWeights) -> dict[int, _Segment]:
         segments: dict[int, _Segment] = {}
         current: _Segment | None = None
         for node in graph.nodes:
             if node.target is _BEGIN:
                 inputs, layer = node.args
                 path = self._layers[layer][0]
-                current = _Segment(path, list(inputs), weights, by_name)
+                current = _Segment(path, list(inputs), weights)
                 segments[layer] = current
             elif node.target is _END:
                 assert current is not None, "a layer ends that never began"
@@ -175,6 +196,7 @@ class LayerStamps:
             leaves, tree = pytree.tree_flatten((args, kwargs))
             form = _arguments_form(leaves)
             if form is None:
+                self._require_sight(number)
                 return forward(*args, **kwargs)
             kind = self._kinds.setdefault((mark, (str(tree), form)), _Kind())
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -183,6 +205,7 @@ class LayerStamps:
                 kind.copies.add(number)
                 copy = _COPY(tensors, kind.like, number, kind.traced[0])
                 return pytree.tree_map(lambda leaf: copy if leaf else None, kind.tree)
+            self._require_sight(number)
             if number not in kind.traced:
                 kind.traced.append(number)
             _BEGIN(tensors, number)
@@ -198,6 +221,12 @@ class LayerStamps:
 
         return traced_or_copied
 
+    def _require_sight(self, number: int) -> None:
+        if number in self._hidden:
+            raise HiddenLayerError(
+                f"{self._layers[number][0]} is called otherwise than the layers like it"
+            )
+
 
 def _only_tensor(result: Any) -> torch.Tensor | None:
     """The tensor in a result that holds one tensor and otherwise only None, else None."""
@@ -212,23 +241,15 @@ class _Segment:
     Args:
         path: the layer's module path.
         inputs: the tensors it was called with.
-        weights: placeholders of weights, with their names.
-        by_name: the same the other way round.
+        weights: of the program.
     """
 
-    def __init__(
-        self,
-        path: str,
-        inputs: list[fx.Node],
-        weights: dict[fx.Node, str],
-        by_name: dict[str, fx.Node],
-    ) -> None:
+    def __init__(self, path: str, inputs: list[fx.Node], weights: ExportedWeights) -> None:
         self.path = path
         self.inputs = inputs
         self.nodes: list[fx.Node] = []
         self.output: Any = None
         self._weights = weights
-        self._by_name = by_name
 
     def text(self) -> str:
         """What the layer computes, in terms of its inputs and its own weights."""
@@ -245,9 +266,9 @@ class _Segment:
         """Insert the layer before `place`, with other inputs and the weights of layer `path`."""
         here: dict[fx.Node, fx.Node] = dict(zip(self.inputs, inputs, strict=True))
         graph = place.graph
-        for node, name in self._weights.items():
+        for node, name in list(self._weights.names.items()):
             if name.startswith(self.path + "."):
-                here[node] = self._by_name[path + name[len(self.path) :]]
+                here[node] = self._weights.placeholder(path + name[len(self.path) :], like=node)
         with graph.inserting_before(place):
             for node in self._computing():
                 new = graph.node_copy(node, lambda n: here.get(n, n))
@@ -264,8 +285,8 @@ class _Segment:
     def _name(self, node: fx.Node, names: dict[fx.Node, str]) -> str:
         if node in names:
             return names[node]
-        if node in self._weights:
-            return self._weights[node].replace(self.path + ".", "own.")
+        if node in self._weights.names:
+            return self._weights.names[node].replace(self.path + ".", "own.")
         value = node.meta.get("val")
         if isinstance(value, (int, torch.SymInt)):
             return str(value)

@@ -306,16 +306,21 @@ def _exported(
             prefer_deferred_runtime_asserts_over_guards=True,
         )
 
-    with LayerStamps(wrapper) as stamps:
-        exported = export()
-    signature = exported.graph_signature
-    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    try:
-        stamps.expand(exported.graph, names)
-    except StampError as difference:
-        log.info("%s: tracing every layer", difference)
-        exported = export()
-    return exported
+    for hides in (True, False):
+        stamps = LayerStamps(wrapper, hides)
+        try:
+            with stamps:
+                exported = export()
+            stamps.expand(exported)
+            return exported
+        except StampError as difference:
+            log.info("%s: tracing every layer", difference)
+            break
+        except Exception as error:
+            if not stamps.must_show(error):
+                raise
+            log.info("%s: tracing with every layer in sight", _first_line(error))
+    return export()
 
 
 def _without_writes(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

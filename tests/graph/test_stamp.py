@@ -1,8 +1,11 @@
 """Stamped layers: the graph is the one that tracing every layer gives, or every layer is traced."""
 
+import functools
+
 import pytest
 import torch
 from support_models import hf_config, hf_model, tiny_model
+from transformers.models.llama import modeling_llama
 
 import girih.graph.stamp as stamp
 from girih.graph.spec import load_spec
@@ -14,8 +17,8 @@ def stamped_and_full(monkeypatch, spec):
     counts = []
     expand = stamp.LayerStamps.expand
 
-    def counting(self, graph, names):
-        counts.append(expand(self, graph, names))
+    def counting(self, program):
+        counts.append(expand(self, program))
         return counts[-1]
 
     with monkeypatch.context() as patch:
@@ -46,6 +49,22 @@ def test_same_graph_as_tracing_every_layer(monkeypatch, kind, changes, copies):
     assert stamped_layers == copies
     assert stamped.as_text() == full.as_text()
     assert stamped.weights.to_json() == full.weights.to_json()
+
+
+def test_a_model_that_looks_into_its_layers_is_traced_with_all_in_sight(monkeypatch):
+    spec = load_spec(str(tiny_model("llama", num_hidden_layers=6)))
+    usual = trace(spec)
+    forward = modeling_llama.LlamaModel.forward
+
+    @functools.wraps(forward)
+    def looking(self, *args, **kwargs):
+        assert self.layers[3].mlp is not None
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(modeling_llama.LlamaModel, "forward", looking)
+    looked, _, copies = stamped_and_full(monkeypatch, spec)
+    assert copies == 3
+    assert looked.as_text() == usual.as_text()
 
 
 class Block(torch.nn.Module):
@@ -88,32 +107,107 @@ def export(stack):
     return torch.export.export(stack, (x,), dynamic_shapes=({0: rows},), strict=False)
 
 
-def stamped(stack):
+def stamped(stack, hides=False):
     """Export with stamps, expanded; returns (program, layers stamped)."""
-    with stamp.LayerStamps(stack) as stamps:
+    with stamp.LayerStamps(stack, hides) as stamps:
         program = export(stack)
-    signature = program.graph_signature
-    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    count = stamps.expand(program.graph, names)
-    return program, count
+    return program, stamps.expand(program)
 
 
 def blocks(count, kind=Block):
     return [kind(4, index) for index in range(count)]
 
 
-def test_stamped_layers_compute_with_their_own_weights():
+class Buffered(Block):
+    def __init__(self, size: int, layer_idx: int) -> None:
+        super().__init__(size, layer_idx)
+        self.register_buffer("scale", torch.rand(size))
+        self.register_buffer("offset", torch.rand(size), persistent=False)
+
+    def forward(self, x, shift, flag=None):
+        return self.linear(x + shift) * self.scale + self.offset
+
+
+def own_tensors(stack):
+    tensors = {**dict(stack.named_parameters()), **dict(stack.named_buffers())}
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def inputs_of(program, tensors):
+    """Tensors in the order in which the program takes them; its signature names them."""
+    signature = program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    placeholders = program.graph.find_nodes(op="placeholder")
+    assert [spec.arg.name for spec in signature.input_specs] == [n.name for n in placeholders]
+    return [tensors[names[n.name]] for n in placeholders if n.name in names]
+
+
+@pytest.mark.parametrize("hides", [False, True])
+@pytest.mark.parametrize("kind", [Block, Buffered])
+def test_stamped_layers_compute_with_their_own_weights(kind, hides):
     torch.manual_seed(0)
-    stack = Stack(blocks(6))
-    real = {name: value.clone() for name, value in stack.state_dict().items()}
-    program, count = stamped(stack.to("meta"))
+    stack = Stack(blocks(6, kind))
+    tensors, x = own_tensors(stack), torch.randn(7, 4)
+    expected = stack(x)
+    program, count = stamped(stack.to("meta"), hides)
     assert count == 3
-    inputs = [real[n] for n in program.graph_signature.parameters]
-    x = torch.randn(7, 4)
-    got = torch.fx.Interpreter(torch.fx.GraphModule({}, program.graph)).run(*inputs, x)
-    model = Stack(blocks(6))
-    model.load_state_dict(real)
-    torch.testing.assert_close(got[0], model(x))
+    module = torch.fx.GraphModule({}, program.graph)
+    got = torch.fx.Interpreter(module).run(*inputs_of(program, tensors), x)
+    torch.testing.assert_close(got[0], expected)
+
+
+def test_a_program_with_stamped_layers_is_a_whole_one():
+    stack = Stack(blocks(6, Buffered)).to("meta")
+    tensors = own_tensors(stack)
+    program, _ = stamped(stack, hides=True)
+    kept = {name for name in tensors if not name.endswith("offset")}
+    assert set(program.state_dict) == kept
+    assert set(program.constants) == set(tensors) - kept
+    program.validate()
+    assert len(program.run_decompositions({}).graph_signature.input_specs) == len(tensors) + 1
+
+
+def test_hidden_layers_are_not_exported_and_are_there_again_afterwards():
+    stack = Stack(blocks(40)).to("meta")
+    names = set(own_tensors(stack))
+    with stamp.LayerStamps(stack, hides=True):
+        program = export(stack)
+    assert len(program.graph_signature.parameters) == 3 * 2
+    assert set(own_tensors(stack)) == names
+
+
+def failure(stack):
+    """What an export with hidden layers fails with, and whether they are the reason."""
+    with pytest.raises(Exception) as failed, stamp.LayerStamps(stack, hides=True) as stamps:
+        export(stack)
+    return str(failed.value), stamps.must_show(failed.value)
+
+
+def test_a_hidden_layer_that_is_called_otherwise_has_to_be_seen():
+    stack = Stack(blocks(7), lambda index, x: (x + 1, index == 3)).to("meta")
+    words, must_show = failure(stack)
+    assert must_show
+    assert "layers.3 is called otherwise" in words
+    assert stamped(stack)[1] == 3
+
+
+class Looking(Stack):
+    def forward(self, x):
+        return super().forward(x) + self.layers[3].linear.weight.sum()
+
+
+class Failing(Stack):
+    def forward(self, x):
+        raise ValueError("of its own")
+
+
+def test_code_that_looks_into_a_hidden_layer_has_to_see_it():
+    words, must_show = failure(Looking(blocks(6)).to("meta"))
+    assert must_show
+    assert "linear" in words
+    words, must_show = failure(Failing(blocks(6)).to("meta"))
+    assert not must_show
+    assert words == "of its own"
 
 
 def test_forward_is_the_class_s_own_afterwards():
