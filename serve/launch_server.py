@@ -151,7 +151,8 @@ def way_to_start(
 
 def _build_inline(engine: EngineConfig, otlp_endpoint: str | None, progress: Progress) -> Built:
     from girih.serve.engine_start import Built
-    from girih.serve.tokenizer import load_tokenizer
+    from girih.serve.tokenizer_ahead import TokenizerAhead
 
-    handle = build_watched(engine, progress, otlp_endpoint)
-    return Built(handle, load_tokenizer(handle.model_path))
+    tokenizer = TokenizerAhead(progress)
+    handle = build_watched(engine, tokenizer.on_progress, otlp_endpoint)
+    return Built(handle, tokenizer.result(handle.model_path))

@@ -45,7 +45,8 @@ from girih.serve.texts import (
     require_task,
     vector_of,
 )
-from girih.serve.tokenizer import Tokenizer, load_tokenizer
+from girih.serve.tokenizer import Tokenizer
+from girih.serve.tokenizer_ahead import TokenizerAhead
 
 
 class LLM:
@@ -86,8 +87,13 @@ class LLM:
 
     def _build(self, config: EngineConfig, progress: Progress) -> None:
         with no_collection():
-            handle = _start_engine(config, progress)
-            self._attach(handle, load_tokenizer(handle.model_path))
+            tokenizer = TokenizerAhead(progress)
+            handle = _start_engine(config, tokenizer.on_progress)
+            try:
+                self._attach(handle, tokenizer.result(handle.model_path))
+            except BaseException:
+                handle.core.close()
+                raise
 
     def close(self) -> None:
         """End the engine (its process too, if it has one); the object is not used afterwards."""
