@@ -24,6 +24,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	-$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -c constraints.txt xgrammar apache-tvm-ffi
+	$(BIN)/python -m compileall -q __init__.py conf graph kernels passes runtime serve
 	mkdir -p $(VENV)/src && ln -sfn "$(CURDIR)" $(VENV)/src/girih
 	touch $@
 

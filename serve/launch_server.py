@@ -7,7 +7,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from girih.graph.garbage import set_aside
-from girih.graph.progress import Progress
+from girih.graph.progress import Progress, ProgressEvent
 from girih.kernels.errors import ConfigError
 from girih.runtime.config import EngineConfig
 from girih.serve.commands import Options
@@ -59,8 +59,10 @@ def _run_one(
     try:
         check_certificate(serve)
         listener = open_port(serve.host, serve.port)
-        start.begin()  # before what serves HTTP is imported
-        return _serve(start, listener, policy, serve, sampling, options)
+        with ProgressDisplay(options.quiet) as display:
+            display(ProgressEvent("start", 0, None, "the engine"))
+            start.begin()  # before what serves HTTP is imported
+            return _serve(start, listener, policy, serve, sampling, display)
     finally:
         start.close()
 
@@ -71,11 +73,9 @@ def _serve(
     policy: str,
     serve: ServeConfig,
     sampling: SamplingConfig,
-    options: Options,
+    display: ProgressDisplay,
 ) -> int:
     from girih.serve.server import GirihServer, exit_now
-
-    display = ProgressDisplay(options.quiet)
 
     def announce(line: str) -> None:
         display.close()
@@ -90,11 +90,9 @@ def _serve(
         progress=display,
         announce=announce,
     )
-    try:
-        code = server.run(listener)
-    finally:
-        display.close()
+    code = server.run(listener)
     if server.is_building:
+        display.close()
         exit_now(code)
     return code
 

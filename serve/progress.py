@@ -48,6 +48,8 @@ class ProgressDisplay:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is not None:
+            self._stage = ""  # it was not done
         self.close()
 
     def close(self) -> None:
@@ -71,7 +73,10 @@ class ProgressDisplay:
             )
             self._bar.start()
         if event.stage not in self._tasks:
-            self._tasks[event.stage] = self._bar.add_task(event.stage, detail="")
+            for task in self._bar.tasks:  # what has no end of its own ends where the next begins
+                if task.total is None:
+                    self._bar.update(task.id, completed=1, total=1)
+            self._tasks[event.stage] = self._bar.add_task(event.stage, total=event.total, detail="")
         self._bar.update(
             self._tasks[event.stage],
             completed=event.done,

@@ -42,10 +42,19 @@ def test_bars_on_a_terminal_are_removed_at_the_end(monkeypatch):
         for event in EVENTS:
             display(event)
         display._bar.refresh()
+        finished = {task.description: task.finished for task in display._bar.tasks}
+    assert finished == {"trace": True, "compile": False}  # "trace" said no end of its own
     text = screen.getvalue()
     assert "tile [2] of 3" in text
     assert "2/3" in text
     assert display._bar is None
+
+
+def test_a_stage_that_failed_is_not_said_to_be_done(capsys):
+    with pytest.raises(ValueError, match="no"), ProgressDisplay() as display:
+        display(EVENTS[0])
+        raise ValueError("no")
+    assert capsys.readouterr().err == "trace: layers\n"
 
 
 @pytest.mark.parametrize("quiet", [True, False])
