@@ -16,7 +16,7 @@ class ExportedWeights:
     """Placeholders of parameters and buffers, by name in the module that was exported.
 
     Args:
-        program: it; `add` completes its graph, signature and tensors.
+        program: it; `placeholder` completes its graph, signature and tensors.
         root: the module that was exported.
 
     Attributes:

@@ -61,6 +61,7 @@ DECIDING = (
     "graph/conversions.py",
     "graph/eager_modules.py",
     "graph/eager_trial.py",
+    "graph/exported_weights.py",
     "graph/inductor.py",
     "graph/mask_request.py",
     "graph/opaque.py",
