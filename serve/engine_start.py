@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from girih.graph.progress import Progress, ProgressEvent, no_progress
+from girih.graph.progress import Progress
 from girih.runtime.core_process import Build, BuiltEngine, CoreSupervisor
 from girih.runtime.core_spawn import SpawnedCore
 from girih.runtime.messages import EngineFacts
 from girih.serve.core_link import CoreLink
 from girih.serve.process_link import ProcessLink
 from girih.serve.thread_link import ThreadLink
-from girih.serve.tokenizer import Tokenizer, load_tokenizer
+from girih.serve.tokenizer import Tokenizer
+from girih.serve.tokenizer_ahead import TokenizerAhead
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,6 @@ class SharedStart:
         self._address = address
         self._restarts = restarts
         self._tokenizer = tokenizer
-        self._loading: dict[str, asyncio.Task[Tokenizer]] = {}  # by the model's path
-        self._progress: Progress = no_progress
         self._link: ProcessLink | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._error: BaseException | None = None
@@ -152,13 +151,15 @@ class SharedStart:
     async def start(self, progress: Progress) -> StartedEngine:
         """See `EngineStart.start`."""
         self._loop = asyncio.get_running_loop()
-        self._progress = progress
-        self._link = link = ProcessLink(self._address, self._restarts, self._on_progress)
+        ahead = TokenizerAhead(progress)
+        on_progress = progress if self._tokenizer else ahead.on_progress
+        self._link = link = ProcessLink(self._address, self._restarts, on_progress)
         if self._error is not None:  # it ended before there was a link to tell
             link.fail(self._error)
         try:
             facts = await link.ready()
-            tokenizer = self._tokenizer or await self._load(facts.model_path)
+            path = Path(facts.model_path)
+            tokenizer = self._tokenizer or await asyncio.to_thread(ahead.result, path)
             if link.error is not None:
                 raise link.error
         except BaseException:
@@ -172,19 +173,6 @@ class SharedStart:
         loop, link = self._loop, self._link
         if loop is not None and link is not None and not loop.is_closed():
             loop.call_soon_threadsafe(link.fail, error)
-
-    def _on_progress(self, event: ProgressEvent) -> None:
-        """Begin to load the tokenizer when the core has found the model; pass the event on."""
-        if event.model_path and self._tokenizer is None:
-            self._load(event.model_path)
-        self._progress(event)
-
-    def _load(self, path: str) -> asyncio.Task[Tokenizer]:
-        if path not in self._loading:
-            task = asyncio.create_task(asyncio.to_thread(load_tokenizer, Path(path)))
-            task.add_done_callback(lambda t: t.cancelled() or t.exception())  # `start` raises it
-            self._loading[path] = task
-        return self._loading[path]
 
     def close(self) -> None:
         """See `EngineStart.close`."""

@@ -1,6 +1,6 @@
-"""The tokenizer of a model whose engine is being built in this process, loaded beside it.
+"""The tokenizer of a model whose engine is being built, here or in a process, loaded beside it.
 
-Reading a vocabulary takes a quarter of a second, in which Python is free for the build.
+Reading a vocabulary takes a quarter of a second, in which Python is free for other work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TokenizerAhead:
         self._loading: Future[Tokenizer] | None = None
 
     def on_progress(self, event: ProgressEvent) -> None:
-        """What the build is to call."""
+        """What is to be told of the build."""
         if event.model_path and self._path is None:
             self._path = Path(event.model_path)
             pool = ThreadPoolExecutor(1, thread_name_prefix="girih-tokenizer")

@@ -11,7 +11,7 @@ import support_process
 
 from girih.graph.progress import no_progress
 from girih.kernels.errors import EngineError, SourceError
-from girih.serve import engine_start
+from girih.serve import tokenizer_ahead
 from girih.serve.engine_start import ProcessStart
 
 TOKENIZER = object()
@@ -62,7 +62,7 @@ def test_the_tokenizer_is_loaded_while_the_core_builds(monkeypatch, tmp_path):
         seen.append(path)
         return TOKENIZER
 
-    monkeypatch.setattr(engine_start, "load_tokenizer", load)
+    monkeypatch.setattr(tokenizer_ahead, "load_tokenizer", load)
     build = functools.partial(support_process.build, model_path=str(tmp_path), build_seconds=1.0)
     start = ProcessStart(build)
 
@@ -88,7 +88,7 @@ def test_a_core_that_dies_while_the_tokenizer_is_loaded_fails_the_start(monkeypa
         support_process.wait_for(lambda: not start.supervisor.is_running)
         return TOKENIZER
 
-    monkeypatch.setattr(engine_start, "load_tokenizer", load)
+    monkeypatch.setattr(tokenizer_ahead, "load_tokenizer", load)
     try:
         with pytest.raises(EngineError, match="the engine process ended"):
             asyncio.run(start.start(no_progress))
