@@ -152,14 +152,15 @@ class SharedStart:
         """See `EngineStart.start`."""
         self._loop = asyncio.get_running_loop()
         ahead = TokenizerAhead(progress)
-        on_progress = progress if self._tokenizer else ahead.on_progress
+        on_progress = ahead.on_progress if self._tokenizer is None else progress
         self._link = link = ProcessLink(self._address, self._restarts, on_progress)
         if self._error is not None:  # it ended before there was a link to tell
             link.fail(self._error)
         try:
             facts = await link.ready()
-            path = Path(facts.model_path)
-            tokenizer = self._tokenizer or await asyncio.to_thread(ahead.result, path)
+            tokenizer = self._tokenizer
+            if tokenizer is None:
+                tokenizer = await asyncio.to_thread(ahead.result, Path(facts.model_path))
             if link.error is not None:
                 raise link.error
         except BaseException:
