@@ -202,6 +202,7 @@ VERBS: dict[str, VerbSchema] = {
 
 ALIASES: dict[str, str] = {
     "bundle": "compile.bundle",
+    "bundle_missing": "compile.bundle_missing",
     "dtype": "model.dtype",
     "max_model_len": "model.max_model_len",
     "threads": "target.threads",

@@ -25,6 +25,10 @@ MANIFEST = "manifest.json"
 LIBRARY = "kernels.so"
 PREPARED = "prepared.json"
 """Stands in a directory of what was built for another machine, in place of a manifest."""
+BUNDLE_ADVICE = (
+    "make it with `girih compile bundle=DIR`, or have it made here with bundle_missing=build"
+)
+"""What to do about a named bundle that cannot be used."""
 _REQUIRED = {"key.json", "program.json", "constants.safetensors", LIBRARY}
 
 
@@ -72,6 +76,31 @@ def read_key(path: Path) -> BundleKey | None:
         return BundleKey(tuple((str(n), str(v)) for n, v in entries))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def named_bundle(name: str) -> Path:
+    """The directory that a user named.
+
+    Raises:
+        BundleError: no path can have this name.
+    """
+    try:
+        return Path(name).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise BundleError(f"bundle {name[:200]!r} cannot be looked at: {error}") from error
+
+
+def require_bundle(name: str) -> None:
+    """Refuse a named bundle that is not there, by a look at its manifest.
+
+    Raises:
+        BundleError: there is none, or as `named_bundle`.
+    """
+    path = named_bundle(name)
+    if not os.path.isfile(path / MANIFEST):
+        exists = os.path.exists(path)
+        what = f"{path} holds no bundle" if exists else f"there is no bundle at {path}"
+        raise BundleError(f"{what}; {BUNDLE_ADVICE}")
 
 
 def remove_bundle(path: Path) -> None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 
 def cache_dir() -> Path:
@@ -16,3 +21,29 @@ def cache_dir() -> Path:
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "girih"
+
+
+@contextmanager
+def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of a directory that is to be made, so that one process makes it.
+
+    Args:
+        path: the directory; its parent is made.
+        on_wait: called when another process holds the lock.
+
+    Raises:
+        OSError: nothing can be written beside `path`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path.parent):
+        pass  # where no file can be made, waiting for a lock would have no end
+    lock = FileLock(path.parent / f".{path.name}.lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        on_wait()
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()

@@ -19,13 +19,10 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from girih.graph.cache_dir import cache_dir
+from girih.graph.cache_dir import cache_dir, locked
 from girih.graph.progress import Progress, ProgressEvent, no_progress
 from girih.kernels.errors import SourceError
 
@@ -195,8 +192,8 @@ def make_directory(
     if path.is_dir():
         return path
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path, progress):
+        waiting = ProgressEvent("download", 0, None, f"waiting for another process: {path.name}")
+        with locked(path, lambda: progress(waiting)):
             if path.is_dir():
                 return path
             for left_over in path.parent.glob(f".{path.name}-*"):  # of processes that were killed
@@ -214,20 +211,6 @@ def make_directory(
             f"cannot write {path}: {exc}; free space, or set GIRIH_CACHE_DIR to another place"
         ) from exc
     return path
-
-
-@contextmanager
-def _locked(path: Path, progress: Progress) -> Iterator[None]:
-    lock = FileLock(path.parent / f".{path.name}.lock")
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        progress(ProgressEvent("download", 0, None, f"waiting for another process: {path.name}"))
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _convert(model: BuiltinModel, gguf: Path, target: Path, progress: Progress) -> None:

@@ -10,27 +10,30 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from filelock import FileLock, Timeout
 from safetensors.torch import save_file
 
 from girih.graph.bundle import Bundle, open_bundle, seal
 from girih.graph.bundle_cache import copy_library, mark_used, prune
 from girih.graph.bundle_files import (
+    BUNDLE_ADVICE,
     LIBRARY,
     MANIFEST,
     BundleKey,
+    named_bundle,
     read_key,
     remove_bundle,
+    require_bundle,
     tile_graph,
     tile_package,
 )
+from girih.graph.cache_dir import locked
 from girih.graph.compile_pool import CompilePool
 from girih.graph.garbage import no_collection
 from girih.graph.partition import Program, partition
@@ -54,53 +57,109 @@ log = logging.getLogger("girih.build")
 T = TypeVar("T")
 
 
-def find_or_build(  # noqa: PLR0913 (the bundle's ingredients, and who watches)
+@dataclass(frozen=True)
+class Place:
+    """Where a bundle is looked for, and what may be done when it is not there.
+
+    Attributes:
+        bundle: a directory; None is the cache, by key.
+        may_build: it may be written; else a named bundle that is missing or damaged is an error.
+        may_copy: one of the cache with the same key may become the named one.
+        cache_bytes: what the cache may hold after a build; None sets no bound.
+    """
+
+    bundle: str | None = None
+    may_build: bool = True
+    may_copy: bool = True
+    cache_bytes: int | None = None
+
+
+def find_or_build(
     spec: ModelSpec,
     opt: OptConfig,
     target: Target,
-    bundle: str | None = None,
+    place: Place = Place(),
     progress: Progress = no_progress,
-    cache_bytes: int | None = None,
     observer: BuildObserver | None = None,
 ) -> tuple[Bundle, str]:
-    """Open the bundle for a model, compiling it first when there is none.
+    """Open the bundle for a model; when there is none, it is copied or compiled first.
 
     Args:
         spec: the model.
         opt: switches; `opt.compile` must be true.
         target: what to compile for.
-        bundle: directory to use or write; None uses the cache, by key.
+        place: where it is, or is written.
         progress: observer.
-        cache_bytes: what the cache may hold after a build; None sets no bound.
         observer: told of what is finished before the bundle is.
 
     Returns:
-        The bundle, and how it was had: "found", or "built: REASON".
+        The bundle, and how it was had: "found", "copied from PATH", or "built: REASON".
 
     Raises:
-        BundleError: the directory named by `bundle` holds a bundle for something else.
+        BundleError: the directory named by `place` holds a bundle for something else, or none that
+            can be used and none may be written.
         CompileError: compiling failed.
     """
     key = bundle_key(spec, opt, target)
-    path = Path(bundle).expanduser().resolve() if bundle else bundle_dir() / key.digest
-    explicit = bundle is not None
+    explicit = place.bundle is not None
+    path = named_bundle(place.bundle) if place.bundle else bundle_dir() / key.digest
+    if not place.may_build and place.bundle:
+        require_bundle(place.bundle)
     found = _look_up(path, key, explicit, opt.verify)
     if isinstance(found, Bundle):
         mark_used(path)
         return found, "found"
+    if not place.may_build and explicit:
+        raise BundleError(f"{found}; {BUNDLE_ADVICE}")
     if (path / MANIFEST).exists():
         log.warning("%s; compiling it again", found)
-    require_compiler()
-    with _Exclusive(path, progress):
+    cached = bundle_dir() / key.digest
+    twin = _look_up(cached, key, False, opt.verify) if explicit and place.may_copy else None
+    if not isinstance(twin, Bundle):
+        require_compiler()
+    with _exclusive(path, progress):
         again = _look_up(path, key, explicit, opt.verify)
         if isinstance(again, Bundle):
             return again, "found"
-        build = _Build(spec, opt, target, key, progress, observer or BuildObserver())
-        build.run(path)
-    if not explicit and cache_bytes is not None:
-        for removed in prune(bundle_dir(), cache_bytes, keep=path):
+        if isinstance(twin, Bundle):
+            _copy(twin, path)
+            return open_bundle(path), f"copied from {cached}"
+        _Build(spec, opt, target, key, progress, observer or BuildObserver()).run(path)
+    if not explicit and place.cache_bytes is not None:
+        for removed in prune(bundle_dir(), place.cache_bytes, keep=path):
             log.info("removed %s from the cache, which is full", removed.path)
     return open_bundle(path), f"built: {found}"
+
+
+def _copy(bundle: Bundle, path: Path) -> None:
+    """Put a copy of a bundle, which is held meanwhile, at `path`."""
+    with _replaced(path) as work:
+        shutil.copytree(bundle.path, work, dirs_exist_ok=True)
+    bundle.release()
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[Path]:
+    """A new directory beside `path` that takes its place at the end, at once.
+
+    Raises:
+        BundleError: it cannot be written.
+    """
+    try:
+        work = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+        try:
+            yield work
+            work.chmod(0o755)  # mkdtemp made it private
+            if path.exists():
+                remove_bundle(path)
+            work.rename(path)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    except OSError as error:
+        raise BundleError(
+            f"the bundle could not be written to {path.parent}: {error}; free space or set "
+            "GIRIH_CACHE_DIR to another place"
+        ) from error
 
 
 @one_at_a_time
@@ -148,25 +207,19 @@ def _look_up(path: Path, key: BundleKey, explicit: bool, proved: bool) -> Bundle
     return "the bundle was built without a proof" if proved and bundle.proof is None else bundle
 
 
-class _Exclusive(ExitStack):
+@contextmanager
+def _exclusive(path: Path, progress: Progress) -> Iterator[None]:
     """Hold the lock of a bundle path, so that two processes build one bundle."""
-
-    def __init__(self, path: Path, progress: Progress) -> None:
-        super().__init__()
+    with ExitStack() as held:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(path.parent / f".{path.name}.lock")
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                progress(ProgressEvent("compile", 0, None, "another process compiles this model"))
-                lock.acquire()
+            waiting = ProgressEvent("compile", 0, None, "another process compiles this model")
+            held.enter_context(locked(path, lambda: progress(waiting)))
         except OSError as error:
             raise BundleError(
                 f"bundles cannot be written to {path.parent}: {error}; set GIRIH_CACHE_DIR to a "
                 "writable place, or bundle=DIR"
             ) from error
-        self.callback(lock.release)
+        yield
 
 
 class _Build:
@@ -190,8 +243,7 @@ class _Build:
 
     def run(self, path: Path) -> None:
         """Build in a temporary directory beside `path`, then put it in place at once."""
-        work = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-        try:
+        with _replaced(path) as work:
             front = self._front() if self.observer.waits_for_split else None
             # One process more than cores: a job fills the time in which others wait for disk.
             with CompilePool(self.target.threads + 1) as pool, ThreadPoolExecutor(1) as background:
@@ -203,17 +255,6 @@ class _Build:
             save_file(program.constants, work / "constants.safetensors")
             proof = self._prove(lowered, work)
             seal(work, self.key, {**self._description(lowered, program), "proof": proof})
-            work.chmod(0o755)
-            if path.exists():
-                remove_bundle(path)
-            work.rename(path)
-        except OSError as error:
-            raise BundleError(
-                f"the bundle could not be written to {path.parent}: {error}; free space or set "
-                "GIRIH_CACHE_DIR to another place"
-            ) from error
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
 
     def _front(self) -> tuple[Lowered, Program]:
         with no_collection():

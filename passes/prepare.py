@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from girih.graph.bundle_files import PREPARED, BundleKey, tile_graph
+from girih.graph.bundle_files import PREPARED, BundleKey, named_bundle, tile_graph
 from girih.graph.partition import Program
 from girih.graph.progress import Progress, no_progress
 from girih.graph.spec import ModelSpec
@@ -49,9 +49,7 @@ def prepare(
         BundleError: the directory cannot be written.
     """
     key = bundle_key(spec, opt, target)
-    path = (
-        Path(bundle).expanduser().resolve() if bundle else bundle_dir() / f"{key.digest}.prepared"
-    )
+    path = named_bundle(bundle) if bundle else bundle_dir() / f"{key.digest}.prepared"
     traced = trace(spec, progress)
     lowered, program = lower_and_partition(traced, opt, target)
     remains = [

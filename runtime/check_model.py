@@ -27,7 +27,7 @@ from girih.graph.trace import auto_class, trace
 from girih.graph.weights import load_weights
 from girih.kernels.errors import CapacityError, ConfigError, TraceError
 from girih.kernels.target import Target
-from girih.passes.build import find_or_build, lower_and_partition
+from girih.passes.build import Place, find_or_build, lower_and_partition
 from girih.runtime.agreement import (
     LENGTHS,
     NEW_TOKENS,
@@ -157,8 +157,8 @@ def _executable(
 ) -> Executable:
     """The program as the engine would have it: from a bundle, or at O0 from eager pieces."""
     if config.opt.compile:
-        limit = int(config.compile.cache_gib * 2**30)
-        bundle, _ = find_or_build(spec, config.opt, target, None, progress, limit)
+        place = Place(cache_bytes=int(config.compile.cache_gib * 2**30))
+        bundle, _ = find_or_build(spec, config.opt, target, place, progress)
         layout, plan, constants = bundle.layout, bundle.weights, bundle.constants
         tiles, attention = bundle_code(bundle, spec), None
     else:

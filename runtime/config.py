@@ -163,17 +163,26 @@ class CompileConfig:
     Attributes:
         mode: "wait" compiles before the first request; "background" answers with eager pieces at
             once and takes in each tile when it is ready.
-        bundle: directory of one bundle to use or write; None looks in the cache by key.
+        bundle: directory of one bundle; None looks in the cache by key, and compiles on a miss.
+        bundle_missing: "error" refuses to start when `bundle` is not there or damaged, "build"
+            makes it; `girih compile` always does.
+        reuse: `bundle` may be made as a copy of one in the cache that has the same key.
         cache_gib: after a build, cached bundles used longest ago go until the rest fits.
     """
 
     mode: str = "wait"
     bundle: str | None = None
+    bundle_missing: str = "error"
+    reuse: bool = True
     cache_gib: float = 20.0
 
     def __post_init__(self) -> None:
         if self.mode not in ("wait", "background"):
             raise ConfigError(f"compile.mode is {self.mode!r}; it is 'wait' or 'background'")
+        if self.bundle_missing not in ("error", "build"):
+            raise ConfigError(
+                f"compile.bundle_missing is {self.bundle_missing!r}; it is 'error' or 'build'"
+            )
         if self.cache_gib < 0:
             raise ConfigError(f"compile.cache_gib is {self.cache_gib}; it must be 0 or more")
 

@@ -10,7 +10,7 @@ The stages: `start.py` (what they share), `runnable_program.py`, `binding.py`, `
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from girih.graph.bundle import Bundle
@@ -147,12 +147,12 @@ def compile(config: EngineConfig, progress: Progress = no_progress) -> str:
     if not config.opt.compile:
         raise ConfigError(f"opt={config.opt.level} compiles nothing; use opt=O2")
     start = start_of(config, progress)
-    spec, target, named = start.spec, start.target, config.compile.bundle
+    spec, target = start.spec, start.target
     if target.device != "cpu":
-        return prepare(spec, config.opt, target, named, progress)
+        return prepare(spec, config.opt, target, config.compile.bundle, progress)
     started = time.perf_counter()
-    limit = int(config.compile.cache_gib * 2**30)
-    bundle, how = find_or_build(spec, config.opt, target, named, progress, limit)
+    place = replace(start.bundle_place, may_build=True)
+    bundle, how = find_or_build(spec, config.opt, target, place, progress)
     seconds = time.perf_counter() - started
     stages = ", ".join(f"{k} {v:.1f} s" for k, v in bundle.seconds.items())
     size = sum(p.stat().st_size for p in bundle.path.rglob("*") if p.is_file())

@@ -114,14 +114,12 @@ def _eager_pieces(program: Program, start: Start) -> RunnableProgram:
 def _find(
     start: Start, observer: BuildObserver | None = None, progress: Progress | None = None
 ) -> tuple[Bundle, str]:
-    settings = start.config.compile
     return find_or_build(
         start.spec,
         start.config.opt,
         start.target,
-        settings.bundle,
+        start.bundle_place,
         progress or start.progress,
-        int(settings.cache_gib * 2**30),
         observer,
     )
 

@@ -13,6 +13,7 @@ from girih.graph.progress import Progress, ProgressEvent, no_progress
 from girih.graph.spec import ModelSpec
 from girih.kernels.errors import ConfigError
 from girih.kernels.target import Target, resolve_target
+from girih.passes.build import Place
 from girih.runtime.config import EngineConfig
 from girih.runtime.engine import PLANS_IN_FLIGHT
 from girih.runtime.wanted import model_spec
@@ -103,6 +104,17 @@ class Start:
                 f"{longest} tokens"
             )
         return wanted
+
+    @property
+    def bundle_place(self) -> Place:
+        """Where its bundle is."""
+        settings = self.config.compile
+        return Place(
+            settings.bundle,
+            may_build=settings.bundle_missing == "build",
+            may_copy=settings.reuse,
+            cache_bytes=int(settings.cache_gib * 2**30),
+        )
 
     def require_facts(self) -> None:
         """Refuse a model whose files lack what an engine has to know, before anything is built.

@@ -105,7 +105,7 @@ class SweepRunner:
         if plan.engine not in self._compiled:
             path = self._scratch / f"bundle-{len(self._compiled)}"
             started = time.perf_counter()
-            self._girih("compile", *plan.engine, f"bundle={path}")
+            self._girih("compile", *plan.engine, f"bundle={path}", "compile.reuse=false")
             self._compiled[plan.engine] = path, time.perf_counter() - started
         return self._compiled[plan.engine]
 

@@ -10,8 +10,10 @@ from girih.graph.bundle import open_bundle, seal
 from girih.graph.bundle_files import (
     MANIFEST,
     BundleKey,
+    check_files,
     read_key,
     remove_bundle,
+    require_bundle,
     tile_graph,
     tile_package,
 )
@@ -175,8 +177,9 @@ class FakeSpec:
 TARGET = Target("cpu", "avx2", 2, "g++")
 
 
-def find(spec, path=None, target=TARGET, opt=None):
-    return build.find_or_build(spec, opt or OptConfig(), target, str(path) if path else None)
+def find(spec, path=None, target=TARGET, opt=None, **place):
+    place = build.Place(str(path) if path else None, **place)
+    return build.find_or_build(spec, opt or OptConfig(), target, place)
 
 
 @pytest.fixture
@@ -289,3 +292,68 @@ def test_a_cache_that_cannot_be_written_says_what_to_do(monkeypatch, tmp_path, n
     monkeypatch.setenv("GIRIH_CACHE_DIR", str(tmp_path / "taken"))
     with pytest.raises(BundleError, match="set GIRIH_CACHE_DIR to a writable place"):
         find(FakeSpec())
+
+
+class TestANamedBundleThatIsMissing:
+    def test_the_cached_one_of_the_same_key_is_copied(self, cache, no_building, tmp_path):
+        source = cached(FakeSpec())
+        found, how = find(FakeSpec(), tmp_path / "out")
+        assert (found.path, how) == (tmp_path / "out", f"copied from {source}")
+        assert find(FakeSpec(), tmp_path / "out", may_build=False)[1] == "found"
+        remove_bundle(source)
+        check_files(tmp_path / "out")
+        assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["cache", "out"]
+
+    def test_an_empty_directory_is_filled(self, cache, no_building, tmp_path):
+        cached(FakeSpec())
+        (tmp_path / "out").mkdir()
+        assert find(FakeSpec(), tmp_path / "out")[1].startswith("copied from")
+
+    @pytest.mark.parametrize("name", FILES)
+    def test_a_damaged_one_is_not_copied(self, cache, no_building, tmp_path, name):
+        (cached(FakeSpec()) / name).write_bytes(b"x")
+        with pytest.raises(AssertionError, match="built"):
+            find(FakeSpec(), tmp_path / "out")
+
+    def test_one_without_a_proof_is_not_copied_where_one_is_wanted(
+        self, cache, no_building, tmp_path
+    ):
+        cached(FakeSpec(), opt=OptConfig(verify=True))
+        with pytest.raises(AssertionError, match="built"):
+            find(FakeSpec(), tmp_path / "out", opt=OptConfig(verify=True))
+
+    def test_one_of_another_key_is_not_copied(self, cache, no_building, tmp_path):
+        cached(FakeSpec("bfloat16"))
+        with pytest.raises(AssertionError, match="built"):
+            find(FakeSpec(), tmp_path / "out")
+
+    def test_none_is_copied_when_it_is_to_be_compiled(self, cache, no_building, tmp_path):
+        cached(FakeSpec())
+        with pytest.raises(AssertionError, match="built"):
+            find(FakeSpec(), tmp_path / "out", may_copy=False)
+
+    @pytest.mark.parametrize(
+        ("make", "seen"),
+        [
+            (lambda path: None, "there is no bundle at "),
+            (lambda path: path.mkdir(), "holds no bundle"),
+            (lambda path: path.write_text("a file"), "holds no bundle"),
+            (lambda path: (make_bundle(path) / MANIFEST).unlink(), "holds no bundle"),
+        ],
+    )
+    def test_a_start_refuses_it(self, cache, no_building, tmp_path, make, seen):
+        cached(FakeSpec())
+        make(tmp_path / "out")
+        with pytest.raises(BundleError, match=f"{seen}.*bundle_missing=build"):
+            find(FakeSpec(), tmp_path / "out", may_build=False)
+
+    def test_a_start_refuses_a_damaged_one(self, cache, no_building, tmp_path):
+        path = make_bundle(tmp_path / "out", bundle_key(FakeSpec(), OptConfig(), TARGET))
+        (path / "kernels.so").write_bytes(b"x")
+        with pytest.raises(BundleError, match=r"kernels\.so is damaged.*bundle_missing=build"):
+            find(FakeSpec(), path, may_build=False)
+
+    @pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-this-name/b", "a\0b"])
+    def test_no_path_is_too_odd_to_be_refused(self, name):
+        with pytest.raises(BundleError, match=r"no bundle at|cannot be looked at"):
+            require_bundle(name)

@@ -25,8 +25,8 @@ def quick(empty_tiles, monkeypatch):
     return empty_tiles
 
 
-def find_or_build(**options):
-    return build.find_or_build(tiny_spec("llama"), opt_o2(), TARGET, **options)
+def find_or_build(**place):
+    return build.find_or_build(tiny_spec("llama"), opt_o2(), TARGET, build.Place(**place))
 
 
 def left_in(directory):
@@ -64,12 +64,18 @@ def test_a_killed_compiler_leaves_nothing(quick, monkeypatch):
 
 
 @pytest.mark.parametrize("variable", ["GIRIH_CACHE_DIR", "HOME"])
-def test_a_place_that_cannot_be_written_is_named(quick, monkeypatch, variable):
+@pytest.mark.parametrize("place", ["/dev/null", "/proc/1/task"])
+def test_a_place_that_cannot_be_written_is_named(quick, monkeypatch, variable, place):
     monkeypatch.delenv("GIRIH_CACHE_DIR")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setenv(variable, "/dev/null")
-    with pytest.raises(BundleError, match=r"cannot be written to /dev/null.*set GIRIH_CACHE_DIR"):
+    monkeypatch.setenv(variable, place)
+    with pytest.raises(BundleError, match=rf"cannot be written to {place}.*set GIRIH_CACHE_DIR"):
         find_or_build()
+
+
+def test_a_named_place_where_no_lock_can_be_made_is_refused(quick):
+    with pytest.raises(BundleError, match="cannot be written to /proc"):
+        find_or_build(bundle="/proc/bundle")
 
 
 def test_an_unwritable_home_does_not_matter_when_the_bundle_is_named(quick, monkeypatch, tmp_path):

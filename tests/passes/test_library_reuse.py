@@ -32,8 +32,9 @@ def compiled(empty_tiles, monkeypatch):
     return compiled
 
 
-def built(name, target=TARGET, **options):
-    bundle, how = build.find_or_build(SPECS[name](), opt_o2(), target, **options)
+def built(name, target=TARGET, bundle=None, **options):
+    place = build.Place(bundle)
+    bundle, how = build.find_or_build(SPECS[name](), opt_o2(), target, place, **options)
     assert how.startswith("built")
     check_files(bundle.path)
     assert [p for p in bundle.path.iterdir() if p.name.startswith(".")] == []
