@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 
 from girih import __version__
 from girih.serve.api import admin, chat, completions, generate, info, metrics, openapi, web
@@ -45,12 +46,13 @@ def create_app(state: ServerState, lifespan: Lifespan | None = None) -> FastAPI:
     )
     app.state.server = state
     install_error_handlers(app)
-    for module in (chat, completions, responses, messages, generate, pooling):
-        app.include_router(module.router)
-    for module in (info, metrics, openapi, web):
-        app.include_router(module.router)
+    routers = [m.router for m in (chat, completions, responses, messages, generate, pooling)]
+    routers += [module.router for module in (info, metrics, openapi, web)]
     if state.config.admin_key is not None:
-        app.include_router(admin.router)
+        routers.append(admin.router)
+    for router in routers:
+        _answer_head(router)
+        app.include_router(router)
     # The one added last is outermost.
     app.add_middleware(Guard, config=state.config)
     app.add_middleware(HttpMetrics, seen=state.http_seen)
@@ -66,3 +68,10 @@ def create_app(state: ServerState, lifespan: Lifespan | None = None) -> FastAPI:
             expose_headers=SHOWN_HEADERS,
         )
     return app
+
+
+def _answer_head(router: APIRouter) -> None:
+    """Have HEAD answered as GET is; uvicorn leaves the body out."""
+    for route in router.routes:
+        if isinstance(route, Route) and "GET" in (route.methods or ()):
+            route.methods = {*(route.methods or ()), "HEAD"}

@@ -1,5 +1,6 @@
 """The OpenAPI document: complete, true, and survived by the server."""
 
+import http.client
 import re
 import subprocess
 import sys
@@ -67,6 +68,29 @@ def test_every_example_works_and_answers_have_their_shape(server):
         answer = httpx.request(method, server.url + path, json=route.example, timeout=20)
         assert answer.status_code == 200, (name, answer.text)
         checked(document, route.answer, answer.json())
+
+
+def test_head_is_get_without_the_body(server):
+    paths = {
+        route.path for route in flat_routes(server.server.app.routes) if "GET" in route.methods
+    }
+    assert paths > {"/", "/health", "/ready", "/version", "/metrics", "/v1/models", "/openapi.json"}
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"))
+    for path in sorted(paths):
+        for part, value in {"{name:path}": "fake", "{response_id}": "resp_none"}.items():
+            path = path.replace(part, value)
+        heads = []
+        for method in ("HEAD", "GET"):  # one connection: bytes left behind would be the next head
+            connection.request(method, path)
+            answer = connection.getresponse()
+            body = answer.read()
+            heads.append((answer.status, answer.headers["content-type"]))
+            assert bool(body) == (method == "GET")
+            assert int(answer.headers["content-length"]) > 0
+        assert heads[0] == heads[1], path
+    connection.close()
+    refused = httpx.head(f"{server.url}/v1/completions")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
 
 
 def test_links_lead_to_operations_of_the_document():
