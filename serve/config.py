@@ -67,7 +67,7 @@ class ServeConfig:
             "https://chat.example.com"; "*" allows all.
         ssl_certfile: PEM file with the certificate chain; with it the server speaks HTTPS only.
         ssl_keyfile: PEM file with its key; null when `ssl_certfile` holds it too.
-        max_body_bytes: largest request body.
+        max_body_bytes: largest request body, as sent and decompressed.
         body_seconds: how long a body may take to arrive, and before it the head of a request.
         max_prompts: prompts in one completion request.
         max_choices: prompts times choices in one request.

@@ -11,6 +11,7 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from girih.serve.api.encodings import CODINGS, DecodedBody, content_coding
 from girih.serve.api.errors import ApiError
 from girih.serve.api.http_metrics import NotingSend
 from girih.serve.config import ServeConfig
@@ -78,7 +79,7 @@ class AccessLog:
 
 
 class Guard:
-    """Refuses requests without a valid key, and bodies that are too large or too slow."""
+    """Refuses requests without a valid key and bodies too large or too slow; decodes bodies."""
 
     def __init__(self, app: ASGIApp, config: ServeConfig) -> None:
         self._app = app
@@ -102,7 +103,17 @@ class Guard:
         if declared.isdigit() and int(declared) > self._max_bytes:
             await self._too_large(int(declared)).response()(scope, receive, send)
             return
-        await self._app(scope, self._limited(receive), send)
+        try:
+            coding = content_coding(headers)
+        except ApiError as error:
+            response = error.response()
+            response.headers["accept-encoding"] = ", ".join(CODINGS)
+            await response(scope, receive, send)
+            return
+        limited = self._limited(receive)
+        if coding is not None:
+            limited = DecodedBody(limited, coding, self._max_bytes)
+        await self._app(scope, limited, send)
 
     def _may_enter(self, path: str, headers: Headers) -> bool:
         is_admin = path.startswith("/admin/") and bool(self._admin_keys)

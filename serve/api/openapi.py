@@ -39,7 +39,7 @@ ERRORS = {
     404: "No such model or object.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
-    415: "The body is not declared as JSON.",
+    415: "The body is not declared as JSON, or is compressed in an unknown way.",
     429: "The queue is full; try again later.",
     500: "The server failed.",
     503: "The server is loading, draining or dead; try again later.",
