@@ -1,31 +1,40 @@
 """Chat templates: messages to one prompt string, in Jinja's sandbox.
 
 Templates are part of a model, so they are untrusted code: they run in jinja2's immutable sandbox,
-without file access, and see only the messages and named special tokens.
+without file access, and see only the messages and named special tokens. The environment is the one
+that transformers gives them (`tests/conformance/` compares the two).
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
-from functools import cached_property
+import logging
+from collections.abc import Callable
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from girih.kernels.errors import RequestError
+from girih.serve.chat_messages import Arguments, damaged_calls, plain_message, with_arguments
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from jinja2 import Environment, Template
 
-TEXT_PARTS = ("text", "input_text", "output_text")
-ROLES = ("system", "user", "assistant", "tool", "developer")
+logger = logging.getLogger("girih.serve")
+
+OPEN_END = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Stands behind a message that is continued; transformers' word, so that templates see the same."""
+PROBE = "GIRIH_ARGUMENTS"
+"""Arguments that tell whether a template shows a text as it is."""
 
 
 class ChatTemplate:
-    """One model's template (compiled on first use).
+    """One template (compiled on first use).
 
     Args:
-        source: the template's text.
+        source: its text.
         with_tools: the template to use when tools are given; None uses this one.
     """
 
@@ -71,39 +80,52 @@ class ChatTemplate:
         if "developer" not in self.source:  # the newer name of the same role
             plain = [{**m, "role": "system"} if m["role"] == "developer" else m for m in plain]
         names = {**special_tokens, "tools": None, "documents": None, **variables}
-        try:
-            text = self._compiled.render(
-                messages=plain, add_generation_prompt=add_generation_prompt, **names
+        names["add_generation_prompt"] = add_generation_prompt
+        if not continue_final_message:
+            return self._with_calls(plain, names)
+        if not plain:
+            raise RequestError(
+                "continue_final_message needs a last message", param="continue_final_message"
             )
+        *before, last = plain
+        opened = {**last, "content": last["content"] + OPEN_END}
+        return _cut_open(self._with_calls([*before, opened], names), last["content"])
+
+    def _with_calls(self, messages: list[dict[str, Any]], names: dict[str, Any]) -> str:
+        """Give arguments of calls as maps; as text to a template that takes no maps.
+
+        Damaged ones are text where the template shows a text as it is, an empty map elsewhere.
+        """
+
+        def fill(read: Callable[[Arguments], Arguments]) -> str:
+            return self._fill(with_arguments(messages, read), names)
+
+        places = damaged_calls(messages)
+        for place in places:
+            logger.warning("%s is not a JSON object; the template may get {} instead", place)
+        try:
+            text = fill(lambda a: {} if isinstance(a, str) else a)
+        except RequestError:
+            if any("tool_calls" in message for message in messages):
+                with contextlib.suppress(RequestError):
+                    return fill(
+                        lambda a: a if isinstance(a, str) else json.dumps(a, ensure_ascii=False)
+                    )
+            raise
+        if places:
+            with contextlib.suppress(RequestError):
+                probed = fill(lambda a: PROBE if isinstance(a, str) else a)
+                if PROBE in probed and json.dumps(PROBE) not in probed:
+                    return fill(lambda a: a)
+        return text
+
+    def _fill(self, messages: list[dict[str, Any]], names: dict[str, Any]) -> str:
+        try:
+            return _compiled(self.source).render(messages=messages, **names)
         except Exception as error:  # a template is foreign code: whatever it raises is a refusal
             raise RequestError(
                 f"the chat template refused these messages: {error}", param="messages"
             ) from error
-        return _cut_after_final(text, plain) if continue_final_message else text
-
-    @cached_property
-    def _compiled(self) -> Template:
-        from jinja2 import nodes
-        from jinja2.ext import Extension, loopcontrols
-        from jinja2.parser import Parser
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        class Generation(Extension):
-            """`{% generation %}` marks the assistant's words for training; here it is a no-op."""
-
-            tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
-
-            def parse(self, parser: Parser) -> list[nodes.Node]:
-                next(parser.stream)
-                return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
-        return environment.from_string(self.source)
 
 
 def load_chat_template(path: Path, tokenizer_config: dict[str, Any]) -> ChatTemplate | None:
@@ -121,96 +143,95 @@ def load_chat_template(path: Path, tokenizer_config: dict[str, Any]) -> ChatTemp
     return ChatTemplate(declared) if isinstance(declared, str) else None
 
 
-def plain_message(message: dict[str, Any], index: int) -> dict[str, Any]:
-    """Check one message, join its text parts into one string, read the arguments of its calls.
-
-    Raises:
-        RequestError: unknown role, no content, a part that is not text, or a damaged call.
-    """
-    where = f"messages[{index}]"
-    role = message.get("role")
-    if role not in ROLES:
+def _cut_open(text: str, final: str) -> str:
+    """Cut behind the message that is continued, `final`, which `OPEN_END` follows in `text`."""
+    place = text.rfind(OPEN_END.rstrip())
+    if place < 0 or final.strip() not in text:
         raise RequestError(
-            f"{where}.role is {str(role)[:80]!r}; it must be one of {', '.join(ROLES)}",
-            param="messages",
+            "continue_final_message needs a last message whose text the chat template shows as it "
+            "is; this template leaves it out or changes it",
+            param="continue_final_message",
         )
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "\n".join(_part_text(part, where) for part in content)
-    if content is None and role == "assistant":
-        content = ""
-    if not isinstance(content, str):
-        raise RequestError(
-            f"{where}.content is {json_type(content)}; it must be a string or a list of text parts",
-            param="messages",
-        )
-    plain = {**message, "content": content}
-    if "reasoning" in message:
-        plain.setdefault("reasoning_content", message["reasoning"])
-    if message.get("tool_calls"):
-        plain["tool_calls"] = _plain_calls(message["tool_calls"], where)
-    return plain
+    if text.startswith(OPEN_END, place):
+        return text[:place]
+    return text[:place].rstrip()  # the template strips messages
 
 
-def json_type(value: Any) -> str:
-    """What JSON calls a value's type."""
-    names = {type(None): "null", dict: "an object", list: "a list", bool: "a boolean", str: "text"}
-    return names.get(type(value), "a number")
+@lru_cache(maxsize=32)
+def _compiled(source: str) -> Template:
+    return _environment().from_string(source)
 
 
-def _plain_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """Clients send arguments as JSON text; templates want them as a map."""
-    if not isinstance(calls, list):
-        raise RequestError(f"{where}.tool_calls must be a list", param="messages")
-    plain: list[dict[str, Any]] = []
-    for number, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise RequestError(
-                f"{where}.tool_calls[{number}] has no function with a name", param="messages"
-            )
-        arguments = function.get("arguments") or {}
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments)
-            except (ValueError, RecursionError) as error:
-                raise RequestError(
-                    f"{where}.tool_calls[{number}].function.arguments is not JSON: {error}",
-                    param="messages",
-                ) from error
-        plain.append({**call, "function": {**function, "arguments": arguments}})
-    return plain
+@cache
+def _environment() -> Environment:
+    from jinja2 import nodes
+    from jinja2.exceptions import SecurityError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.utils import Namespace
 
+    class Generation(Extension):
+        """`{% generation %}` marks the assistant's words for training; here it shows them."""
 
-def _part_text(part: Any, where: str) -> str:
-    if isinstance(part, str):
-        return part
-    kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
-    if kind in TEXT_PARTS and isinstance(part.get("text"), str):
-        return str(part["text"])
-    raise RequestError(
-        f"{where}.content has a part of type {str(kind)[:80]!r}; this model takes parts of type "
-        "text only",
-        param="messages",
+        tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.CallBlock(self.call_method("show"), [], [], body).set_lineno(line)
+
+        def show(self, caller: Callable[[], str]) -> str:
+            return caller()
+
+    class Names(Namespace):
+        """A namespace without private names, which would lead out of the sandbox."""
+
+        def __init__(*args: Any, **names: Any) -> None:  # so that a name may be "self"
+            itself, *maps = args
+            Namespace.__init__(itself)
+            for name, value in dict(*maps, **names).items():
+                itself[name] = value
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            if str(name).startswith("_"):
+                raise SecurityError(f"the name {name!r} begins with an underscore")
+            super().__setitem__(name, value)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+        "namespace": Names,
+        "dict": _Maps(),
+    }
+    return environment
 
 
-def _cut_after_final(text: str, messages: list[dict[str, Any]]) -> str:
-    whole = str(messages[-1]["content"]) if messages else ""
-    # Templates often strip messages; then the open end has no trailing space either.
-    for final in (whole, whole.strip()):
-        position = text.rfind(final)
-        if final.strip() and position >= 0:
-            return text[: position + len(final)]
-    raise RequestError(
-        "continue_final_message needs a last message whose text the chat template shows as it is",
-        param="continue_final_message",
-    )
+class _Maps:
+    """`dict` for templates: what it makes, without the class itself."""
+
+    def __call__(self, *maps: Any, **items: Any) -> dict[Any, Any]:
+        return dict(*maps, **items)
+
+    def fromkeys(self, *arguments: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*arguments)
 
 
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     # Jinja's own filter escapes for HTML, which a model should not see.
-    return json.dumps(value, ensure_ascii=options.get("ensure_ascii", False), indent=indent)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> None:

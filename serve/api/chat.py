@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from girih.kernels.errors import RequestError
-from girih.serve.api.bodies import ignored_header
 from girih.serve.api.chat_job import ChatJob, ChatNews, start_chat
 from girih.serve.api.chat_parts import ToolCallDelta
 from girih.serve.api.errors import as_api_error, json_response
@@ -16,7 +15,7 @@ from girih.serve.api.logprobs import LogprobsFormatter
 from girih.serve.api.protocol import ChatCompletionRequest
 from girih.serve.api.state import open_request
 from girih.serve.api.streaming import DONE, KEEP_ALIVE, EventStream, event
-from girih.serve.chat_template import plain_message
+from girih.serve.chat_messages import plain_message
 
 router = APIRouter()
 
@@ -30,11 +29,11 @@ async def chat_completions(request: Request) -> Response:
     writer = _ChatWriter(job, echo)
     if body.stream:
         chunks = writer.chunks(state.config.keep_alive_seconds)
-        return EventStream(chunks, job.streams, ignored_header(body))
+        return EventStream(chunks, job.streams, job.headers(body))
     news = await job.whole(request)
     if news is None:
         return Response(status_code=499)
-    return json_response(writer.whole(news), headers=ignored_header(body))
+    return json_response(writer.whole(news), headers=job.headers(body))
 
 
 def _echoed_text(body: ChatCompletionRequest) -> str:

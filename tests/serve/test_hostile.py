@@ -203,7 +203,6 @@ def test_seventeen_megabytes_are_too_many(shared_server):
         [{"role": "user", "content": [{"type": "text"}]}],
         [{"role": "assistant", "tool_calls": [{}]}],
         [{"role": "assistant", "tool_calls": {"a": 1}}],
-        [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
     ],
 )
 def test_messages_without_sense(shared_server, messages):

@@ -75,8 +75,12 @@ def test_events_come_in_their_order(client):
     assert set(kinds[2:-3]) == {"content_block_delta"}
 
 
-def test_a_last_assistant_message_is_continued(client, shared_server):
-    messages = [*HELLO, {"role": "assistant", "content": "I say"}]
+@pytest.mark.parametrize("text", ["I say", "<", "im", "\n", ""])
+def test_a_last_assistant_message_is_continued(client, shared_server, text):
+    messages = [*HELLO, {"role": "assistant", "content": text}]
+    tokenizer = shared_server.tokenizer
+    tokens = len(tokenizer.encode(tokenizer.render_chat(HELLO) + text, False))
+    assert client.messages.count_tokens(model=MODEL, messages=messages).input_tokens == tokens
     expected = chat_text(
         shared_server, messages, continue_final_message=True, add_generation_prompt=False
     )

@@ -103,10 +103,33 @@ def test_continue_final_message_leaves_the_turn_open():
     opened = {"add_generation_prompt": False, "continue_final_message": True}
     rendered = ChatTemplate(support_tokenizer.CHAT).render(messages, {}, **opened)
     assert rendered.endswith("assistant\nThe answer is ")
-    strips = support_tokenizer.CHAT.replace("m['content']", "m['content'] | trim")
-    assert ChatTemplate(strips).render(messages, {}, **opened).endswith("answer is")
+    for source in ("x", "{{ messages[-1].content | lower }}", "{{ messages[-1].content[9:] }}"):
+        with pytest.raises(RequestError, match="leaves it out or changes it"):
+            ChatTemplate(source).render(messages, {}, **opened)
+    with pytest.raises(RequestError, match="needs a last message"):
+        ChatTemplate("x").render([], {}, **opened)
     with pytest.raises(RequestError, match="both true"):
         ChatTemplate("x").render(messages, {}, continue_final_message=True)
+
+
+@pytest.mark.parametrize("text", ["<", "|", "end", "im", "_", "", "\n", " a ", "<|im_end|>", "T"])
+@pytest.mark.parametrize("filters", ["", " | trim"])
+def test_what_is_continued_ends_where_the_message_does(text, filters):
+    source = support_tokenizer.CHAT.replace("m['content']", "m['content']" + filters)
+    messages = [*MESSAGES, {"role": "assistant", "content": text}]
+    opened = {"add_generation_prompt": False, "continue_final_message": True}
+    before = ChatTemplate(source).render(MESSAGES, {})
+    rendered = ChatTemplate(source).render(messages, {}, **opened)
+    # A template that strips leaves no white space at the end, not even its own.
+    assert rendered == ((before + text.strip()).rstrip() if filters else before + text)
+    assert rendered == transformers_render(source, messages, continue_final_message=True)
+
+
+def transformers_render(source, messages, **options):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    [text], _ = render_jinja_template([messages], chat_template=source, **options)
+    return text
 
 
 def test_a_template_for_tools_is_used_when_tools_are_given(tmp_path):
@@ -122,16 +145,56 @@ def test_a_template_for_tools_is_used_when_tools_are_given(tmp_path):
 
 def test_arguments_of_calls_reach_the_template_as_a_map():
     template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments.city }}")
-
-    def call(arguments):
-        function = {"name": "weather", "arguments": arguments}
-        return [{"role": "assistant", "tool_calls": [{"id": "1", "function": function}]}]
-
     assert template.render(call('{"city": "Oslo"}'), {}) == "Oslo"
     assert template.render(call({"city": "Oslo"}), {}) == "Oslo"
-    for arguments in ("{", "[" * 5000):
-        with pytest.raises(RequestError, match="arguments is not JSON"):
-            template.render(call(arguments), {})
+    assert template.render(call('{"city": "O\nslo"}'), {}) == "O\nslo"
+    for arguments in ("", "null", "{}", None):
+        assert ChatTemplate(ARGUMENTS).render(call(arguments), {}) == "{}"
+
+
+ARGUMENTS = "{{ messages[0].tool_calls[0].function.arguments | tojson }}"
+
+
+def call(arguments):
+    function = {"name": "weather", "arguments": arguments}
+    return [{"role": "assistant", "tool_calls": [{"id": "1", "function": function}]}]
+
+
+@pytest.mark.parametrize("damaged", ["{", "[" * 5000, '{"a": 1', "3", "[1]", [1], '"x"', 'a "b"'])
+def test_damaged_arguments_are_text_or_an_empty_map(damaged):
+    text = damaged if isinstance(damaged, str) else "[1]"
+    shown = {
+        ARGUMENTS: "{}",
+        "{{ messages[0].tool_calls[0].function.arguments.items() | list }}": "[]",
+        ARGUMENTS.replace(
+            "| tojson", "if messages[0].tool_calls[0].function.arguments is string else 'map'"
+        ): text,
+        ARGUMENTS.replace("{{", "{{ 'a' +").replace("| tojson", "+ 'b'"): f"a{text}b",
+    }
+    for source, expected in shown.items():
+        assert ChatTemplate(source).render(call(damaged), {}) == expected
+
+
+def test_arguments_are_text_for_a_template_that_takes_no_map():
+    source = "{{ 'a' + messages[0].tool_calls[0].function.arguments + 'b' }}"
+    assert ChatTemplate(source).render(call({"city": "Zürich"}), {}) == 'a{"city": "Zürich"}b'
+    with pytest.raises(RequestError, match="no calls here"):
+        ChatTemplate("{{ raise_exception('no calls here') }}").render(call({}), {})
+
+
+def test_what_is_null_or_an_empty_list_of_calls_is_not_there():
+    sent = {"role": "assistant", "content": "x", "refusal": None, "name": None, "reasoning": None}
+    source = "{{ messages[0] | list | join(' ') }}"
+    for calls in (None, []):
+        assert ChatTemplate(source).render([{**sent, "tool_calls": calls}], {}) == "role content"
+    with pytest.raises(RequestError, match=r"tool_calls is text; it must be a list"):
+        ChatTemplate(source).render([{**sent, "tool_calls": ""}], {})
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking"])
+def test_reasoning_has_every_name_that_templates_use(name):
+    source = "{{ messages[0].reasoning_content }} {{ messages[0].thinking }}"
+    assert ChatTemplate(source).render([{"role": "assistant", name: "hm"}], {}) == "hm hm"
 
 
 def test_generation_blocks_and_loop_controls_are_understood():
