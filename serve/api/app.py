@@ -19,7 +19,7 @@ from girih.serve.api.pooling import routes as pooling
 from girih.serve.api.responses import routes as responses
 from girih.serve.api.state import ServerState
 
-SHOWN_HEADERS = ("x-request-id", "x-girih-ignored", "retry-after")
+SHOWN_HEADERS = ("x-request-id", "x-girih-ignored", "x-girih-warnings", "retry-after")
 """Headers that scripts of other origins may read."""
 
 Lifespan = Callable[[], AbstractAsyncContextManager[None]]

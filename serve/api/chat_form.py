@@ -18,6 +18,7 @@ from girih.runtime.structured.output import StructuredOutput
 from girih.runtime.structured.schema import prepare
 from girih.serve.api.chat_parts import ChatParser, PlainText
 from girih.serve.api.protocol import ChatCompletionRequest
+from girih.serve.chat_messages import plain_message
 from girih.serve.parsers import grammars
 from girih.serve.parsers.combine import make_parser
 from girih.serve.parsers.grammar_writer import Tool, Writer
@@ -199,7 +200,9 @@ class ChatForm:
 
 def _continued_text(body: ChatCompletionRequest) -> str:
     messages = body.messages or []
-    return str(messages[-1].get("content")) if body.continue_final_message and messages else ""
+    if not body.continue_final_message or not messages:
+        return ""
+    return str(plain_message(messages[-1], len(messages) - 1)["content"])
 
 
 def _tool_choice(body: ChatCompletionRequest) -> tuple[str, str | None]:

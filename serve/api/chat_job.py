@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi import Request
 
+from girih.serve.api.bodies import Body, ignored_header
 from girih.serve.api.chat_form import ChatForm, formats_of
 from girih.serve.api.chat_parts import ChatDelta, ChatParser
 from girih.serve.api.errors import renamed_params
@@ -34,8 +35,11 @@ from girih.serve.api.streaming import (
     submit_all,
 )
 from girih.serve.async_engine import RequestStream
+from girih.serve.chat_messages import damaged_calls, plain_message
 from girih.serve.output_processor import Delta
 from girih.serve.sampling_defaults import check_room
+
+MAX_WARNINGS = 20
 
 
 @dataclass
@@ -84,6 +88,23 @@ class ChatJob:
         self._parsers: list[ChatParser] = [make_parser() for _ in streams]
         self._called = [False] * len(streams)
         self._reasoning = [""] * len(streams)
+
+    def headers(self, body: Body) -> dict[str, str]:
+        """Return what the response's headers tell of the request that the client sent.
+
+        Args:
+            body: as it was sent; the chat request may have been made from it.
+        """
+        places = damaged_calls(
+            [
+                plain_message(message, index) if message.get("tool_calls") else {}
+                for index, message in enumerate(self.body.messages or ())
+            ]
+        )
+        if not places:
+            return ignored_header(body)
+        text = "; ".join(f"{place} is not a JSON object" for place in places[:MAX_WARNINGS])
+        return {**ignored_header(body), "x-girih-warnings": text}
 
     def close(self) -> None:
         """Abort what still runs."""

@@ -286,6 +286,32 @@ def test_events_are_well_formed(shared_server):
     assert all(json.loads(line.removeprefix("data: ")) for line in lines[:-1])
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
+@pytest.mark.parametrize("streams", [False, True])
+def test_damaged_arguments_in_the_history_are_told_in_a_header(shared_server, path, streams):
+    hello = {"role": "user", "content": "Hi"}
+
+    def answer(arguments):
+        body = {"model": MODEL, "max_tokens": 2, "messages": [hello]}
+        function = {"name": "f", "arguments": arguments}
+        if path == "messages":
+            call = {"type": "tool_use", "id": "1", "name": "f", "input": arguments}
+            body["messages"] = [hello, {"role": "assistant", "content": [call]}, hello]
+        elif path == "responses":
+            call = {"type": "function_call", "call_id": "1", **function}
+            body = {"input": [hello, call, hello], "max_output_tokens": 2}
+        else:
+            call = {"id": "1", "type": "function", "function": function}
+            body["messages"] = [hello, {"role": "assistant", "tool_calls": [call]}, hello]
+        got = shared_server.post(f"/v1/{path}", **body, stream=streams)
+        assert got.status_code == 200, got.text
+        return got.headers.get("x-girih-warnings")
+
+    place = "messages[1].tool_calls[0].function.arguments"
+    assert answer('{"city": "Os') == f"{place} is not a JSON object"
+    assert answer('{"city": "Oslo"}' if path != "messages" else {"city": "Oslo"}) is None
+
+
 THOUGHTS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "<think>"}]
 
 

@@ -41,11 +41,11 @@ async def create_message(request: Request) -> Response:
     writer = _MessageWriter(job)
     if body.stream:
         events = writer.events(state.config.keep_alive_seconds)
-        return EventStream(events, job.streams, ignored_header(body))
+        return EventStream(events, job.streams, job.headers(body))
     news = await job.whole(request)
     if news is None:
         return Response(status_code=499)
-    return json_response(writer.whole(news[0]), headers=ignored_header(body))
+    return json_response(writer.whole(news[0]), headers=job.headers(body))
 
 
 @router.post("/v1/messages/count_tokens")

@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from girih.kernels.errors import QueueFullError, RequestError
-from girih.serve.api.bodies import ignored_header
 from girih.serve.api.chat_job import ChatJob, ChatNews, start_chat
 from girih.serve.api.errors import as_api_error, json_response, renamed_params
 from girih.serve.api.logprobs import LogprobsFormatter
@@ -42,15 +41,15 @@ async def create_response(request: Request) -> Response:
     writer = _ResponseWriter(body, job, history, state.responses)
     if body.stream:
         events = writer.events(state.config.keep_alive_seconds)
-        return EventStream(events, job.streams, ignored_header(body))
+        return EventStream(events, job.streams, job.headers(body))
     if body.background:
         begun = writer.begun()
         state.background.start(job, writer.run())
-        return json_response(begun, headers=ignored_header(body))
+        return json_response(begun, headers=job.headers(body))
     news = await job.whole(request)
     if news is None:
         return Response(status_code=499)
-    return json_response(writer.whole(news[0]), headers=ignored_header(body))
+    return json_response(writer.whole(news[0]), headers=job.headers(body))
 
 
 @router.api_route("/v1/responses/{response_id}", methods=["GET", "DELETE"])
