@@ -86,9 +86,14 @@ def resolve_source(source: str, progress: Progress = no_progress) -> ModelFiles:
         return _resolve_file(path, progress)
     if source.startswith(("/", ".", "~")) or source.endswith((".gguf", ".safetensors")):
         raise SourceError(f"model path {source} does not exist (looked at {path.absolute()})")
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", source):
+    if is_hub_id(source):
         return _resolve_hub(source, progress)
     raise SourceError(_unknown_message(source))
+
+
+def is_hub_id(source: str) -> bool:
+    """Whether a source is written as a model of the hub, and nothing on this machine is."""
+    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source) is not None and not os.path.exists(source)
 
 
 def _resolve_builtin(name: str, progress: Progress) -> ModelFiles:
@@ -203,9 +208,24 @@ def resolve_directory(path: Path, name: str | None = None) -> ModelFiles:
         path=path,
         weights=weights,
         gguf=None,
-        name=name or path.resolve().name,
+        name=name or _name_of(path.resolve()),
         dtype=_checkpoint_dtype(config, weights),
     )
+
+
+def _name_of(path: Path) -> str:
+    """What the model in a directory is called.
+
+    The directories of built-in models, and snapshots in a cache of the hub, have names of their
+    own; whoever names one of them means the model.
+    """
+    if path.parent == (cache_dir() / "models").resolve():
+        builtin = path.name.rpartition("-")[0]
+        return builtin if builtin in builtin_names() else path.name
+    repo = path.parent.parent.name
+    if path.parent.name == "snapshots" and repo.startswith("models--"):
+        return repo.rpartition("--")[2]
+    return path.name
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -61,6 +61,8 @@ class ServeConfig:
     Attributes:
         host: address to listen on.
         port: TCP port; 0 takes a free one.
+        model_names: names by which clients may ask for the model, the first in answers; empty goes
+            by model.name, then by what the files are called.
         api_keys: keys a client must show; empty leaves the server open.
         admin_key: opens the routes under /admin; null leaves them out.
         cors_origins: origins whose pages may call this server from a browser, e.g.
@@ -94,6 +96,7 @@ class ServeConfig:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    model_names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
     admin_key: str | None = None
     cors_origins: tuple[str, ...] = ()
@@ -134,6 +137,11 @@ class ServeConfig:
         self._check_web()
         if any(not key for key in self.api_keys):
             raise ConfigError("serve.api_keys holds an empty key; remove it or give it a value")
+        if "" in self.model_names or len(set(self.model_names)) < len(self.model_names):
+            raise ConfigError(
+                f"serve.model_names is {list(self.model_names)}; give names that are not empty, "
+                "each once"
+            )
         for name in (
             "api_processes",
             "max_body_bytes",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import socket
 from typing import TYPE_CHECKING
 
 from girih.graph.garbage import set_aside
 from girih.graph.progress import Progress, ProgressEvent
+from girih.graph.sources import is_hub_id
 from girih.kernels.errors import ConfigError
 from girih.runtime.config import EngineConfig
 from girih.serve.commands import Options
@@ -39,6 +41,7 @@ def launch(
         options: flags of the command line.
         ahead: the process for the core, if one is wanted.
     """
+    engine, serve = agreed_names(engine, serve)
     logs = LogSettings("WARNING" if options.quiet else "INFO", serve.log_style)
     logs.apply()
     if serve.otlp_endpoint is not None:
@@ -47,6 +50,30 @@ def launch(
         return _run_fleet(engine, serve, sampling, logs, ahead)
     start = way_to_start(engine, logs, serve.otlp_endpoint, ahead)
     return _run_one(start, engine.scheduler.policy, serve, sampling, options)
+
+
+def agreed_names(engine: EngineConfig, serve: ServeConfig) -> tuple[EngineConfig, ServeConfig]:
+    """Return both configurations with one idea of the model's name.
+
+    A model of the hub also answers to its full id, by which other servers call it.
+
+    Raises:
+        ConfigError: both name the model.
+    """
+    names, source = serve.model_names, engine.model.source
+    if names and engine.model.name is not None:
+        raise ConfigError(
+            f"model.name is {engine.model.name!r} and serve.model_names is {list(names)}; set one"
+        )
+    if not names and engine.model.name is None and is_hub_id(source):
+        names = (source.rpartition("/")[2], source)
+    if not names:
+        return engine, serve
+    model = dataclasses.replace(engine.model, name=names[0])
+    return (
+        dataclasses.replace(engine, model=model),
+        dataclasses.replace(serve, model_names=names),
+    )
 
 
 def _run_one(

@@ -158,27 +158,27 @@ class GirihServer:
             return
         facts = started.facts
         engine = AsyncEngine(started.link, started.tokenizer, self._on_engine_death)
-        self.state.set_ready(
-            Served(
-                engine=engine,
-                tokenizer=started.tokenizer,
-                facts=facts,
-                defaults=SamplingDefaults(
-                    read_generation_config(Path(facts.model_path)), self._sampling
-                ),
-                policy=self._policy,
-            )
+        served = Served(
+            engine=engine,
+            tokenizer=started.tokenizer,
+            facts=facts,
+            defaults=SamplingDefaults(
+                read_generation_config(Path(facts.model_path)), self._sampling
+            ),
+            policy=self._policy,
+            model_names=self._config.model_names,
         )
-        self._announce(self._ready_line(started))
+        self.state.set_ready(served)
+        self._announce(self._ready_line(served))
 
-    def _ready_line(self, started: StartedEngine) -> str:
+    def _ready_line(self, served: Served) -> str:
         host = "127.0.0.1" if self._config.host in ("0.0.0.0", "::") else self._config.host
         scheme = "https" if self._config.ssl_certfile is not None else "http"
         url = f"{scheme}://{host}:{self.port}"
-        if started.facts.task != "generate":
-            path = "embeddings" if started.facts.task == "embed" else "classify"
+        if served.facts.task != "generate":
+            path = "embeddings" if served.facts.task == "embed" else "classify"
             body = '{"input": "Hello!"}'
-        elif started.tokenizer.chat_template is not None:
+        elif served.tokenizer.chat_template is not None:
             path = "chat/completions"
             message = '{"role": "user", "content": "Hello!"}'
             body = f'{{"temperature": 0, "max_tokens": 64, "messages": [{message}]}}'
@@ -187,7 +187,7 @@ class GirihServer:
         seconds = self.state.readiness()["seconds"]
         key = " -H 'authorization: Bearer KEY'" if self._config.api_keys else ""
         return (
-            f"{started.facts.name} is ready at {url} after {seconds} s; try: "
+            f"{served.name} is ready at {url} after {seconds} s; try: "
             f"curl {url}/v1/{path} -H 'content-type: application/json'{key} -d '{body}'"
         )
 

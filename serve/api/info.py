@@ -60,9 +60,9 @@ async def version() -> Response:
 
 @router.get("/v1/models")
 async def models(request: Request) -> Response:
-    """List the served model."""
+    """List the served model, once under each of its names."""
     served = _state(request).require(None)
-    return json_response({"object": "list", "data": [_card(served)]})
+    return json_response({"object": "list", "data": [_card(served, n) for n in served.names]})
 
 
 @router.get("/v1/models/{name:path}")
@@ -70,7 +70,7 @@ async def model(request: Request, name: str) -> Response:
     """Describe the served model: its sampling defaults, or how it pools, and the limits."""
     state = _state(request)
     served = state.require(name)
-    card = {**_card(served), "limits": _limits(served, state)}
+    card = {**_card(served, name), "limits": _limits(served, state)}
     pooling = served.facts.pooling
     if pooling is not None:
         return json_response({**card, "default_sampling": None, "pooling": _pooling(pooling)})
@@ -144,9 +144,9 @@ def _pooling(pooling: PoolingFacts) -> dict[str, Any]:
     }
 
 
-def _card(served: Served) -> dict[str, Any]:
+def _card(served: Served, name: str) -> dict[str, Any]:
     return {
-        "id": served.name,
+        "id": name,
         "object": "model",
         "created": served.created,
         "owned_by": "girih",

@@ -38,6 +38,7 @@ class Served:
         facts: what the engine says of the model.
         defaults: effective sampling defaults.
         policy: how the scheduler orders requests.
+        model_names: what clients may call it, the first in answers; empty leaves the engine's name.
         created: Unix time of readiness.
     """
 
@@ -46,12 +47,18 @@ class Served:
     facts: EngineFacts
     defaults: SamplingDefaults
     policy: str = "fcfs"
+    model_names: tuple[str, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The model ids that clients may use."""
+        return self.model_names or (self.facts.name,)
+
+    @property
     def name(self) -> str:
-        """The model id clients use."""
-        return self.facts.name
+        """The model id in answers."""
+        return self.names[0]
 
     @property
     def key(self) -> str:
@@ -124,10 +131,11 @@ class ServerState:
                 code=self.status,
                 retry_after=RETRY_SECONDS if self.draining else 2,
             )
-        if model is not None and model != served.name:
+        if model is not None and model not in served.names:
+            known = "', '".join(served.names)
             raise ApiError(
                 404,
-                f"the model '{model[:200]}' does not exist; this server has '{served.name}'",
+                f"the model '{model[:200]}' does not exist; this server has '{known}'",
                 "model",
                 "model_not_found",
             )

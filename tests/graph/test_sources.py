@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from girih.graph.sources import resolve_source
+from girih.graph.sources import is_hub_id, resolve_source
 from girih.kernels.errors import SourceError, WeightError
 
 
@@ -160,6 +160,38 @@ def use_hub(monkeypatch, local: Path | Exception, remote: Path | Exception) -> F
     hub = FakeHub(local, remote)
     monkeypatch.setattr("huggingface_hub.snapshot_download", hub.snapshot_download)
     return hub
+
+
+def test_a_directory_of_a_cache_has_the_name_of_its_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIRIH_CACHE_DIR", str(tmp_path))
+    for folder, name in (
+        ("models/smollm2-0123abcd", "smollm2"),
+        ("models/gemma3_270m-0123abcd", "gemma3_270m"),
+        ("models/mine-0123abcd", "mine-0123abcd"),
+        ("elsewhere/smollm2-0123abcd", "smollm2-0123abcd"),
+        ("hub/models--org--some-model/snapshots/0123abcd", "some-model"),
+        ("hub/org/snapshots/0123abcd", "0123abcd"),
+    ):
+        path = write_model(tmp_path / folder)
+        assert resolve_source(str(path)).name == name
+    (tmp_path / "link").symlink_to(tmp_path / "models" / "smollm2-0123abcd")
+    assert resolve_source(str(tmp_path / "link")).name == "smollm2"
+
+
+@pytest.mark.parametrize(
+    ("source", "is_id"),
+    [
+        ("org/some-model", True),
+        ("smollm2", False),
+        ("./org/some-model", False),
+        ("/org/some-model", False),
+        ("org/here", False),
+    ],
+)
+def test_what_is_written_as_a_hub_id(tmp_path, monkeypatch, source, is_id):
+    (tmp_path / "org" / "here").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert is_hub_id(source) is is_id
 
 
 def test_hub_id_in_the_local_cache_asks_no_hub(tmp_path, monkeypatch):

@@ -228,10 +228,56 @@ def test_a_signal_ends_the_process_after_running_requests(number):
     assert (process.returncode, out, err) == (0, "", "")
 
 
+def test_a_model_answers_to_each_of_its_names(new_server):
+    server = new_server(serve={"model_names": ("one", "org/two")})
+    assert [card["id"] for card in server.get("/v1/models").json()["data"]] == ["one", "org/two"]
+    for name in ("one", "org/two"):
+        assert server.get(f"/v1/models/{name}").json()["id"] == name
+        answer = server.post("/v1/completions", model=name, prompt="a", max_tokens=1)
+        assert answer.json()["model"] == "one"
+    refused = server.post("/v1/completions", model="fake", prompt="a", max_tokens=1)
+    assert refused.status_code == 404
+    assert "this server has 'one', 'org/two'" in refused.json()["error"]["message"]
+    assert server.get("/status").json()["model"] == "one"
+    assert server.lines[0].startswith("one is ready at")
+
+
+@pytest.mark.parametrize(
+    ("serve", "model", "names", "engine_name"),
+    [
+        ({}, {"source": "smollm2"}, (), None),
+        ({}, {"source": "smollm2", "name": "mine"}, (), "mine"),
+        ({}, {"source": "org/some-model"}, ("some-model", "org/some-model"), "some-model"),
+        ({}, {"source": "org/some-model", "name": "mine"}, (), "mine"),
+        ({"model_names": ("a", "b")}, {"source": "org/some-model"}, ("a", "b"), "a"),
+        ({"model_names": ("a",)}, {"source": "smollm2", "name": "mine"}, None, None),
+    ],
+)
+def test_server_and_engine_agree_on_the_name(serve, model, names, engine_name):
+    from girih.kernels.errors import ConfigError
+    from girih.runtime.config import EngineConfig, ModelConfig
+    from girih.serve.launch_server import agreed_names
+
+    engine, config = EngineConfig(model=ModelConfig(**model)), ServeConfig(**serve)
+    if names is None:
+        with pytest.raises(ConfigError, match=r"model\.name is 'mine'.*set one"):
+            agreed_names(engine, config)
+        return
+    engine, config = agreed_names(engine, config)
+    assert (config.model_names, engine.model.name) == (names, engine_name)
+
+
 def test_settings_are_checked():
     from girih.kernels.errors import ConfigError
 
-    for wrong in ({"port": 70000}, {"api_keys": ("",)}, {"max_n": 0}, {"stall_seconds": 0}):
+    for wrong in (
+        {"port": 70000},
+        {"api_keys": ("",)},
+        {"max_n": 0},
+        {"stall_seconds": 0},
+        {"model_names": ("",)},
+        {"model_names": ("a", "a")},
+    ):
         with pytest.raises(ConfigError):
             ServeConfig(**wrong)
 
