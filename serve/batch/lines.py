@@ -1,17 +1,27 @@
-"""Lines of a batch: reading the requests, and the part of the answers that is there already."""
+"""Lines of a batch: reading the requests, and the part of the answers that is there already.
+
+Whatever bytes a line holds, it alone is refused: reading it does not raise.
+"""
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from girih.kernels.errors import ConfigError
+from girih.serve.chat_template import json_type
 
 MAX_ID = 512
+MAX_LINE = 256 * 2**20  # bytes; more than a server takes
+MAX_SHOWN = 80
+ROUTE = re.compile(r"/(?!/)[\w./~%?=&:,@+-]{0,500}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -22,14 +32,14 @@ class BatchLine:
         number: its line number, from 1.
         custom_id: the caller's name for it; None when the line has none.
         url: the route, e.g. /v1/chat/completions.
-        body: what is sent.
+        body: what is sent, as JSON.
         problem: why it cannot be sent, or None.
     """
 
     number: int
     custom_id: str | None
     url: str = ""
-    body: dict[str, Any] | None = None
+    body: bytes = b""
     problem: str | None = None
 
 
@@ -41,12 +51,23 @@ def read_lines(file: str) -> Iterator[BatchLine]:
     """
     seen: dict[str, int] = {}
     try:
-        with Path(file).expanduser().open(encoding="utf-8", errors="replace") as lines:
-            for number, text in enumerate(lines, 1):
+        with Path(file).expanduser().open("rb") as lines:
+            for number, raw in enumerate(_raw_lines(lines), 1):
+                # Files joined end to end have their byte order marks inside.
+                text = raw.removeprefix(codecs.BOM_UTF8)
                 if text.strip():
                     yield _checked(_parse(number, text), seen)
     except OSError as error:
         raise ConfigError(f"input {file} cannot be read: {error.strerror or error}") from error
+
+
+def _raw_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines; of one that is too long, its first MAX_LINE + 1 bytes."""
+    while raw := file.readline(MAX_LINE + 1):
+        part = raw
+        while len(part) > MAX_LINE and not part.endswith(b"\n"):
+            part = file.readline(MAX_LINE + 1)
+        yield raw
 
 
 def _checked(line: BatchLine, seen: dict[str, int]) -> BatchLine:
@@ -60,34 +81,95 @@ def _checked(line: BatchLine, seen: dict[str, int]) -> BatchLine:
     )
 
 
-def _parse(number: int, text: str) -> BatchLine:
+def _parse(number: int, raw: bytes) -> BatchLine:
+    name: str | None = None
     try:
-        entry = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return BatchLine(number, None, problem=f"the line is not JSON: {error}")
+        entry, twice = _read_object(raw)
+        name = _name_of(entry)
+        if twice:
+            raise ValueError(f"the field {_shown(twice[0])} is given twice in one object")
+        return BatchLine(number, name, _url_of(entry), _body_of(entry))
+    except UnicodeError as error:
+        problem = _not_unicode(raw, error)
+    except RecursionError:
+        problem = "the line is nested too deeply"
+    except ValueError as error:
+        problem = str(error)
+    return BatchLine(number, name, problem=problem)
+
+
+def _read_object(raw: bytes) -> tuple[dict[str, Any], list[str]]:
+    """Return a line's object, and the names of fields that are given twice."""
+    twice: list[str] = []
+
+    def note_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
+            counts = Counter(name for name, _ in pairs)
+            twice.append(counts.most_common(1)[0][0])
+        return fields
+
+    if len(raw) > MAX_LINE:
+        raise ValueError(f"the line has more than {MAX_LINE} bytes")
+    try:
+        # Bytes that are not UTF-8 stay marked as such until the line's name is known.
+        text = raw.decode("utf-8", "surrogateescape")
+        entry = json.loads(text, object_pairs_hook=note_twice)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"the line is not JSON: {error}") from error
+    except ValueError as error:
+        raise ValueError("a number of the line has too many digits to be read") from error
     if not isinstance(entry, dict):
-        return BatchLine(number, None, problem="the line is not a JSON object")
+        raise ValueError(f"the line is {json_type(entry)}; it must be a JSON object")
+    return entry, twice
+
+
+def _name_of(entry: dict[str, Any]) -> str:
     name = entry.get("custom_id")
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_ID:
-        problem = f"custom_id must be a text of 1 to {MAX_ID} characters"
-        return BatchLine(number, None, problem=problem)
-    refusal = _problem(entry)
-    if refusal is not None:
-        return BatchLine(number, name, problem=refusal)
-    return BatchLine(number, name, entry["url"], entry["body"])
+        raise ValueError(
+            f"custom_id is {_shown(name)}; it must be a text of 1 to {MAX_ID} characters"
+        )
+    name.encode()
+    return name
 
 
-def _problem(entry: dict[str, Any]) -> str | None:
-    url, body = entry.get("url"), entry.get("body")
-    if entry.get("method", "POST") != "POST":
-        return f"method is {str(entry['method'])[:20]!r}; it must be POST"
-    if not isinstance(url, str) or not url.startswith("/"):
-        return f"url is {str(url)[:80]!r}; it must be a route such as /v1/chat/completions"
+def _url_of(entry: dict[str, Any]) -> str:
+    method, url = entry.get("method", "POST"), entry.get("url")
+    if method != "POST":
+        raise ValueError(f"method is {_shown(method)}; it must be POST")
+    if not isinstance(url, str) or not ROUTE.fullmatch(url):
+        raise ValueError(f"url is {_shown(url)}; it must be a route such as /v1/chat/completions")
+    return url
+
+
+def _body_of(entry: dict[str, Any]) -> bytes:
+    body = entry.get("body")
     if not isinstance(body, dict):
-        return "body must be a JSON object"
-    if body.get("stream"):
-        return "stream is true; a batch has whole answers only"
-    return None
+        raise ValueError(f"body is {_shown(body)}; it must be a JSON object")
+    for name in ("stream", "background"):
+        if body.get(name):
+            raise ValueError(f"{name} is true; a batch has whole answers only")
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeError:
+        raise
+    except ValueError as error:  # NaN, or a number beyond what a float can be
+        raise ValueError(f"body cannot be sent: {error}") from error
+
+
+def _not_unicode(raw: bytes, error: UnicodeError) -> str:
+    try:
+        raw.decode()
+    except UnicodeDecodeError as wrong:
+        return f"the line is not UTF-8: byte {wrong.start} is 0x{raw[wrong.start]:02x}"
+    half = error.object[error.start] if isinstance(error, UnicodeEncodeError) else ""
+    return f"the line holds {half!a}, one half of a character (a lone surrogate)"
+
+
+def _shown(value: Any) -> str:
+    """Show a value in a message: a text by its start, others by their kind."""
+    return ascii(value[:MAX_SHOWN]) if isinstance(value, str) else json_type(value)
 
 
 class BatchOutput:
@@ -105,7 +187,8 @@ class BatchOutput:
         self.done: list[str | None] = []
         try:
             self._resume()
-            self._handle = self._path.open("a", encoding="utf-8")
+            # A half of a character in an answer is written as JSON's escape for it.
+            self._handle = self._path.open("a", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise ConfigError(
                 f"output {file} cannot be written: {error.strerror or error}"
@@ -158,7 +241,7 @@ class BatchOutput:
 def _custom_id(raw: bytes, path: Path) -> str | None:
     try:
         name = json.loads(raw)["custom_id"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"output {path} holds a line that is not an answer of a batch: {raw[:60]!r}; remove "
             "the file or name another"

@@ -20,6 +20,11 @@ MAX_TRIES = 8
 MAX_LOSSES = 3  # tries that may end because the server, or its engine, went away meanwhile
 RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 30.0
+HEADERS = {"content-type": "application/json"}
+
+
+class LineError(Exception):
+    """A line has no answer, though the server lives."""
 
 
 @dataclass
@@ -30,7 +35,7 @@ class BatchCounts:
         kept: lines answered by an earlier run.
         answered: lines with status 200.
         refused: lines the server answered with an error.
-        unusable: lines that could not be sent.
+        unusable: lines that could not be sent, or that the server does not answer.
     """
 
     kept: int = 0
@@ -114,11 +119,12 @@ class BatchRun:
             "error": None,
         }
         if line.problem is not None:
-            message = f"line {line.number}: {line.problem}"
-            answer["error"] = {"code": "invalid_line", "message": message}
-            return answer
-        async with self._slots:
-            response = await self._send(line)
+            return answer | {"error": _error(line, "invalid_line", line.problem)}
+        try:
+            async with self._slots:
+                response = await self._send(line)
+        except LineError as error:
+            return answer | {"error": _error(line, "not_answered", str(error))}
         answer["response"] = {
             "status_code": response.status_code,
             "request_id": response.headers.get("x-request-id"),
@@ -131,11 +137,12 @@ class BatchRun:
         for attempt in range(1, MAX_TRIES + 1):
             wait = ""
             try:
-                response = await self._client.post(line.url, json=line.body)
+                response = await self._client.post(line.url, content=line.body, headers=HEADERS)
                 is_lost = await self._has_lost_engine(response)
-            except httpx.TransportError as error:
+            except (httpx.RequestError, httpx.InvalidURL) as error:
                 if attempt >= MAX_LOSSES:
-                    raise EngineError(f"the server does not answer: {error!r}") from error
+                    await self._require_server()
+                    raise LineError(f"the server lives, but gives no answer: {error!r}") from error
             else:
                 may_wait = attempt < (MAX_TRIES if response.status_code in BUSY else MAX_LOSSES)
                 if is_lost and not may_wait:
@@ -143,9 +150,16 @@ class BatchRun:
                 if not is_lost and not (response.status_code in BUSY and may_wait):
                     return response
                 wait = response.headers.get("retry-after", "")
-            hinted = float(wait) if wait.isdigit() else RETRY_SECONDS * 2 ** (attempt - 1)
+            hinted = float(wait) if wait.isdecimal() else RETRY_SECONDS * 2 ** (attempt - 1)
             await asyncio.sleep(min(hinted, MAX_RETRY_SECONDS))
         raise AssertionError("the last try returns or raises")
+
+    async def _require_server(self) -> None:
+        """Raise `EngineError` unless the server answers anything at all."""
+        try:
+            await self._client.get("/health")
+        except httpx.RequestError as error:
+            raise EngineError(f"the server does not answer: {error!r}") from error
 
     async def _has_lost_engine(self, response: httpx.Response) -> bool:
         """Whether an answer is an error because the engine ended, not because of the line."""
@@ -154,6 +168,10 @@ class BatchRun:
             return code == "engine_error"
         await asyncio.sleep(RETRY_SECONDS)  # an engine may say why a step failed before it ends
         return (await self._client.get("/ready")).status_code == 503
+
+
+def _error(line: BatchLine, code: str, problem: str) -> dict[str, str]:
+    return {"code": code, "message": f"line {line.number}: {problem}"}
 
 
 def _error_of(response: httpx.Response) -> dict[str, Any]:
@@ -166,5 +184,5 @@ def _error_of(response: httpx.Response) -> dict[str, Any]:
 def _body(response: httpx.Response) -> Any:
     try:
         return response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return {"error": {"message": response.text[:1000], "type": "server_error"}}
