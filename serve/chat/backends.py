@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -99,7 +100,10 @@ class RemoteBackend:
         key = api_key or os.environ.get("OPENAI_API_KEY")
         self._http = httpx.Client(
             base_url=root,
-            headers={"authorization": f"Bearer {key}"} if key else {},
+            headers={
+                "content-type": "application/json",
+                **({"authorization": f"Bearer {key}"} if key else {}),
+            },
             timeout=httpx.Timeout(600.0, connect=10.0),
         )
         try:
@@ -137,7 +141,11 @@ class RemoteBackend:
             **settings.changed(),
         }
         try:
-            with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+            content = json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+        except ValueError as error:
+            raise RequestError(f"this cannot be sent as JSON: {error}") from error
+        try:
+            with self._http.stream("POST", "/v1/chat/completions", content=content) as response:
                 if response.status_code != 200:
                     response.read()
                     raise RequestError(_message(response))

@@ -49,7 +49,7 @@ class Conversation:
         """
         text = json.dumps({"messages": self.messages()}, ensure_ascii=False, indent=2)
         try:
-            Path(file).expanduser().write_text(text + "\n", "utf-8")
+            Path(file).expanduser().write_text(text + "\n", "utf-8", "backslashreplace")
         except OSError as error:
             raise RequestError(f"{file} cannot be written: {error.strerror or error}") from error
 
@@ -62,7 +62,7 @@ class Conversation:
         """
         try:
             content = json.loads(Path(file).expanduser().read_text("utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RequestError(f"{file} cannot be read: {error}") from error
         messages = content.get("messages") if isinstance(content, dict) else content
         if not isinstance(messages, list) or not all(map(_is_message, messages)):

@@ -8,8 +8,10 @@ from typing import Any
 
 from girih.kernels.errors import RequestError
 from girih.serve.config import SamplingConfig
+from girih.serve.sampling_defaults import SamplingDefaults
 
 UNSET = ("null", "none", "")
+MAX_SHOWN = 80
 
 
 class Settings:
@@ -43,14 +45,17 @@ class Settings:
         """Take `name=value`; `name=null` goes back to the default.
 
         Raises:
-            RequestError: unknown name, or a value of the wrong type.
+            RequestError: unknown name, or a value that is not allowed; nothing is changed then.
         """
         name, equals, text = (part.strip() for part in word.partition("="))
         if name not in self.names or not equals:
             raise RequestError(
-                f"'{word}' is not a setting; write name=value with one of {', '.join(self.names)}"
+                f"'{word[:MAX_SHOWN]}' is not a setting; write name=value with one of "
+                f"{', '.join(self.names)}"
             )
-        self._sampling = dataclasses.replace(self._sampling, **{name: _read(name, text)})
+        changed = dataclasses.replace(self._sampling, **{name: _read(name, text)})
+        SamplingDefaults(server=changed).build({}, None)
+        self._sampling = changed
 
 
 def _read(name: str, text: str) -> Any:
@@ -60,12 +65,25 @@ def _read(name: str, text: str) -> Any:
     if kind is bool:
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
-        raise RequestError(f"{name} is '{text}'; it must be true or false")
+        raise RequestError(f"{name} is '{text[:MAX_SHOWN]}'; it must be true or false")
     if typing.get_origin(kind) is tuple:
-        return (text.encode().decode("unicode_escape") if "\\" in text else text,)
+        return (_unescaped(name, text),)
     number = int if kind in (int, int | None) else float
     try:
         return number(text)
     except ValueError as error:
         what = "a whole number" if number is int else "a number"
-        raise RequestError(f"{name} is '{text}'; it must be {what}") from error
+        raise RequestError(f"{name} is '{text[:MAX_SHOWN]}'; it must be {what}") from error
+
+
+def _unescaped(name: str, text: str) -> str:
+    r"""Read escapes such as \n; other characters stay as they are."""
+    try:
+        if "\\" in text:
+            text = text.encode("latin-1", "backslashreplace").decode("unicode_escape")
+        text.encode()
+    except UnicodeError as error:
+        raise RequestError(
+            f"{name} is {text[:MAX_SHOWN]!a}, which is not valid Unicode: {error}"
+        ) from error
+    return text

@@ -10,11 +10,12 @@ from rich.text import Text
 from girih.serve.chat.backends import Piece
 
 KEPT = "\n\t"
+LEFT_OUT = ("Cc", "Cs")  # what steers a terminal, and halves of characters, which none shows
 
 
 def printable(text: str) -> str:
     """Return text without control characters, so that no answer can steer the terminal."""
-    return "".join(c for c in text if c in KEPT or unicodedata.category(c) != "Cc")
+    return "".join(c for c in text if c in KEPT or unicodedata.category(c) not in LEFT_OUT)
 
 
 class View:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import threading
 import types
@@ -141,6 +142,40 @@ def test_settings_are_read_by_type():
     for word in ("top_k=x", "top_k=1.5", "ignore_eos=maybe", "temp=1", "temperature"):
         with pytest.raises(RequestError):
             settings.set(word)
+
+
+def test_escapes_in_settings_leave_other_characters_alone():
+    settings = Settings(SamplingConfig())
+    for text, stop in {"é€🐝\\n": "é€🐝\n", "\\t": "\t", "a": "a", "\\u00e9": "é"}.items():
+        settings.set(f"stop={text}")
+        assert settings.changed() == {"stop": [stop]}
+    for text in ("\\x", "\\ud83d", "\ud83d", "\\"):
+        with pytest.raises(RequestError, match="not valid Unicode"):
+            settings.set(f"stop={text}")
+    assert settings.changed() == {"stop": ["é"]}
+
+
+def test_a_value_that_is_not_allowed_is_told_at_once():
+    talk = Talk()
+    for word in ("temperature=nan", "temperature=-1", "top_p=inf", "seed=" + "9" * 5000):
+        assert f"{word.partition('=')[0]} is" in talk.say(f"/set {word}")
+    assert "model's defaults" in talk.say("/set")
+
+
+@pytest.mark.parametrize("kind", ["local", "remote"])
+def test_no_text_ends_a_chat(tmp_path, kind, llm, shared_server, connect):
+    talk = Talk(LocalBackend(llm) if kind == "local" else connect(shared_server.url), max_tokens=2)
+    file = tmp_path / "x.json"
+    for line in ("half \ud83d", "\udcff"):
+        assert re.search("not valid Unicode|cannot be sent as JSON", talk.say(line))
+        assert talk.contents == []
+    assert "system: kind" in talk.say("/system \ud83dkind", f"/save {file}", "/system", "Hi")
+    for content in (b"[" * 100_000, b"\xff", b'"\\ud83d"'):
+        (tmp_path / "y.json").write_bytes(content)
+        assert "y.json" in talk.say(f"/load {tmp_path}/y.json")
+    assert "0 messages" in talk.say(f"/load {file}")
+    assert talk.contents == ["\ud83dkind"]
+    assert "2 tokens" in talk.say("/system kind", "Hi")
 
 
 def test_set_shows_and_changes():
