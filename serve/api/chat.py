@@ -12,7 +12,7 @@ from girih.serve.api.chat_job import ChatJob, ChatNews, start_chat
 from girih.serve.api.chat_parts import ToolCallDelta
 from girih.serve.api.errors import as_api_error, json_response
 from girih.serve.api.logprobs import LogprobsFormatter
-from girih.serve.api.protocol import ChatCompletionRequest
+from girih.serve.api.protocol import ChatCompletionRequest, StreamOptions
 from girih.serve.api.state import open_request
 from girih.serve.api.streaming import DONE, KEEP_ALIVE, EventStream, event
 from girih.serve.chat_messages import plain_message
@@ -55,6 +55,7 @@ class _ChatWriter:
     def __init__(self, job: ChatJob, echo: str) -> None:
         self._job = job
         self._body = job.body
+        self._options = job.body.stream_options or StreamOptions()
         self._plan = job.plan
         self._echo = echo
         self._head = {
@@ -86,16 +87,17 @@ class _ChatWriter:
 
     async def chunks(self, keep_alive_seconds: float) -> AsyncIterator[bytes]:
         """Yield the events of a streamed answer."""
+        begun: set[int] = set()
         try:
-            for index in range(len(self._job.streams)):
-                yield event(self._first_chunk(index))
             async for news in self._job.news(keep_alive_seconds):
                 if news is None:
                     yield KEEP_ALIVE
                     continue
-                yield event(self._chunk([self._delta_choice(news)]))
-            options = self._body.stream_options
-            if options is not None and options.include_usage:
+                # The role goes with the first token, as one write: clients take it for that token.
+                role = b"" if news.index in begun else event(self._first_chunk(news.index))
+                begun.add(news.index)
+                yield role + event(self._chunk([self._delta_choice(news)]))
+            if self._options.include_usage:
                 yield event({**self._chunk([]), "usage": self._job.usage_body()})
         except Exception as error:  # the status line is sent: tell it in the stream
             yield event(as_api_error(error).body())
@@ -103,10 +105,8 @@ class _ChatWriter:
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = {**self._head, "object": "chat.completion.chunk", "choices": choices}
-        options = self._body.stream_options
-        if options is not None and options.include_usage and options.continuous_usage_stats:
-            chunk["usage"] = self._job.usage.body()  # reasoning is counted once, in the end
-        return chunk
+        # Reasoning is counted once, in the end.
+        return {**chunk, **self._job.usage.of_chunk(self._options)}
 
     def _first_chunk(self, index: int) -> dict[str, Any]:
         choice: dict[str, Any] = {

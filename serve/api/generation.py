@@ -13,7 +13,7 @@ from fastapi import Request
 from girih.kernels.errors import RequestError
 from girih.runtime.request import EngineRequest
 from girih.runtime.sampling_params import SamplingParams
-from girih.serve.api.protocol import SamplingBody
+from girih.serve.api.protocol import SamplingBody, StreamOptions
 from girih.serve.api.state import Served
 from girih.serve.output_processor import Delta
 from girih.serve.prompts import check_prompt_ids, split_n
@@ -73,6 +73,12 @@ class Usage:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+
+    def of_chunk(self, options: StreamOptions) -> dict[str, Any]:
+        """Return the field of a chunk before the last: null, as OpenAI has it, unless it runs."""
+        if not options.include_usage:
+            return {}
+        return {"usage": self.body() if options.continuous_usage_stats else None}
 
 
 def make_plan(

@@ -58,9 +58,9 @@ MESSAGES_SCHEMA: dict[str, Any] = {
 class StreamOptions(Part):
     """`stream_options` of a request."""
 
-    include_usage: bool = Field(False, description="Send token counts in a last chunk.")
-    continuous_usage_stats: bool = Field(
-        False, description="Send running token counts in every chunk (needs include_usage)."
+    include_usage: bool | None = described("Send token counts in a last chunk.")
+    continuous_usage_stats: bool | None = described(
+        "Send running token counts in every chunk (needs include_usage)."
     )
 
 

@@ -153,9 +153,7 @@ async def choice_events(
     keep_alive_seconds: float,
 ) -> AsyncIterator[bytes]:
     """Yield the events of a streamed answer: a chunk per news, the usage, the end."""
-    options = body.stream_options
-    with_usage = options is not None and options.include_usage
-    running = options is not None and with_usage and options.continuous_usage_stats
+    options = body.stream_options or StreamOptions()
     try:
         async for item in interleave(streams, keep_alive_seconds, body.stream_interval or 1):
             if item is None:
@@ -164,8 +162,8 @@ async def choice_events(
             index, delta = item
             raise_if_failed(delta)
             chunk = {**writer.head, "choices": [writer.choice(index, delta)]}
-            yield event({**chunk, "usage": writer.usage.body()} if running else chunk)
-        if with_usage:
+            yield event({**chunk, **writer.usage.of_chunk(options)})
+        if options.include_usage:
             yield event({**writer.head, "choices": [], "usage": writer.usage.body()})
     except Exception as error:  # the status line is sent: tell it in the stream
         yield event(as_api_error(error).body())

@@ -245,6 +245,86 @@ def test_continuous_usage(client):
     assert counts[-1] == 6
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES, "n": 2}),
+        ("/v1/completions", {"prompt": ["one", "two"]}),
+        ("/inference/v1/generate", {"token_ids": [1, 2, 3]}),
+    ],
+)
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": True}])
+def test_usage_is_null_until_the_last_chunk_when_it_is_asked_for(
+    shared_server, path, body, options
+):
+    sampling = {"max_tokens": 3, "ignore_eos": True}
+    fields = {"sampling_params": sampling} if "token_ids" in body else sampling
+    asked = {**body, **fields, "stream": True, "stream_options": options}
+    *chunks, last = [json.loads(data) for _, data in events(shared_server, path, asked)[:-1]]
+    if not options:
+        assert all("usage" not in chunk for chunk in [*chunks, last])
+        return
+    assert {json.dumps(chunk["usage"]) for chunk in chunks} == {"null"}
+    assert (last["choices"], last["usage"]["completion_tokens"] % 3) == ([], 0)
+
+
+def events(server, path, body):
+    """(Name, data) of each event of a stream, and ("", "") for each comment."""
+    found = []
+    with httpx.stream("POST", server.url + path, json=body, timeout=30) as answer:
+        assert answer.status_code == 200, answer.read()
+        for block in "".join(answer.iter_text()).split("\n\n")[:-1]:
+            fields = dict(line.split(": ", 1) for line in block.split("\n"))
+            found.append((fields.get("event", ""), fields.get("data", "")))
+    return found
+
+
+ROLE = '"delta":{"role":"assistant"'
+STREAMS = {
+    "/v1/chat/completions": ({"messages": MESSAGES, "n": 2, "seed": 1}, ROLE),
+    "/v1/messages": ({"messages": MESSAGES}, '"type":"message_start"'),
+    "/v1/completions": ({"prompt": "one"}, '"choices":'),
+    "/inference/v1/generate": ({"token_ids": [1, 2, 3]}, '"choices":'),
+}
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_nothing_but_comments_comes_before_the_first_token(new_server, path):
+    """Load generators take the first event for the first token."""
+    body, opening = STREAMS[path]
+    server = new_server(step_seconds=0.5, serve={"keep_alive_seconds": 0.05})
+    found = [data for _, data in events(server, path, {**body, "max_tokens": 2, "stream": True})]
+    first = next(place for place, data in enumerate(found) if data)
+    assert first > 1  # comments, while the prompt was taken in
+    assert opening in found[first]
+    if "chat" in path:  # a role, and right behind it a token, for each choice
+        assert [ROLE in data for data in found if data][:4] == [True, False, True, False]
+    if "messages" in path:
+        assert json.loads(found[first])["message"]["usage"]["output_tokens"] == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_the_opening_is_written_with_the_first_token(new_server, path):
+    body, opening = STREAMS[path]
+    server = new_server(step_seconds=0.2)
+    asked = {**body, "max_tokens": 2, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", server.url + path, json=asked, timeout=30) as answer:
+        writes = [raw.decode() for raw in answer.iter_raw()]
+    opened = [raw for raw in writes if opening in raw]
+    assert len(opened) == body.get("n", 1)
+    assert all(raw.count("data: ") >= 2 for raw in opened)
+
+
+def test_a_message_starts_with_what_came_from_the_cache(new_server):
+    server = new_server()
+    long = [{"role": "user", "content": "word " * 30}]
+    body = {"messages": long, "max_tokens": 2, "stream": True}
+    starts = [json.loads(events(server, "/v1/messages", body)[0][1])["message"] for _ in "12"]
+    first, again = [start["usage"] for start in starts]
+    assert (first["cache_read_input_tokens"], again["cache_read_input_tokens"] > 0) == (0, True)
+    assert first["input_tokens"] == again["input_tokens"] + again["cache_read_input_tokens"]
+
+
 def test_stream_interval_groups_tokens(client):
     chunks = list(
         complete(

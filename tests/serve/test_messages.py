@@ -120,13 +120,21 @@ def test_bad_messages_name_the_field(shared_server, body, param):
     assert answer.json()["error"]["param"] == param
 
 
-def test_a_failing_engine_is_told_in_the_stream(new_server):
-    server = new_server(fail_at=3, eos=())
-    body = {"messages": HELLO, "max_tokens": 50, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/messages", json=body) as answer:
-        lines = [line for line in answer.iter_lines() if line.startswith("event: ")]
-    assert lines[0] == "event: message_start"
-    assert lines[-1] == "event: error"
+@pytest.mark.parametrize(
+    ("step", "begun"), [(0, []), (3, ["message_start", "content_block_start"])]
+)
+def test_a_failing_engine_is_told_in_the_stream(new_server, step, begun):
+    server = new_server(fail_at={step: ValueError("boom")}, step_seconds=0.1)
+    kinds = []
+    with (
+        anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client,
+        pytest.raises(anthropic.APIStatusError, match="generation failed"),
+    ):
+        for event in client.messages.create(
+            model=MODEL, messages=HELLO, max_tokens=50, stream=True
+        ):
+            kinds.append(event.type)
+    assert kinds[:2] == begun
 
 
 def test_silence_is_filled_with_pings(new_server):

@@ -281,7 +281,7 @@ def test_what_has_no_effect_is_named(shared_server):
 
 
 def test_a_failing_engine_fails_the_stream(new_server):
-    server = new_server(fail_at=3, eos=())
+    server = new_server(fail_at={3: ValueError("boom")}, eos=())
     body = {"input": "x", "stream": True, "max_output_tokens": 50}
     with httpx.stream("POST", f"{server.url}/v1/responses", json=body) as answer:
         lines = [line for line in answer.iter_lines() if line.startswith("event: ")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -20,7 +20,7 @@ from girih.serve.api.messages.protocol import (
 )
 from girih.serve.api.rendering import is_long, render_messages
 from girih.serve.api.state import open_request
-from girih.serve.api.streaming import EventStream, event
+from girih.serve.api.streaming import KEEP_ALIVE, EventStream, event
 
 router = APIRouter()
 STOP_REASONS = {
@@ -66,6 +66,7 @@ class _MessageWriter:
     def __init__(self, job: ChatJob) -> None:
         self._job = job
         self._builder = BlockBuilder()
+        self._has_started = False
 
     def whole(self, news: ChatNews) -> dict[str, Any]:
         """Return the body of an answer that is not streamed."""
@@ -76,22 +77,31 @@ class _MessageWriter:
         return {**self._message(), **self._ending(news)}
 
     async def events(self, keep_alive_seconds: float) -> AsyncIterator[bytes]:
-        """Yield the events of a streamed answer."""
+        """Yield the events of a streamed answer, those of one piece of news together.
+
+        The message starts with its first token: only then is known how much of the prompt came
+        from the cache, and clients take the first event for that token.
+        """
         try:
-            yield _event("message_start", message=self._message())
             async for news in self._job.news(keep_alive_seconds):
                 if news is None:
-                    yield _event("ping")
+                    yield _event("ping") if self._has_started else KEEP_ALIVE
                     continue
-                for name, fields in self._builder.push(news.parts):
-                    yield _event(name, **fields)
-                if news.finish_reason is not None:
-                    for name, fields in self._builder.finish():
-                        yield _event(name, **fields)
-                    yield _event("message_delta", delta=self._ending(news), usage=self._usage())
-                    yield _event("message_stop")
+                yield b"".join(self._events_of(news))
         except Exception as error:  # the status line is sent: tell it in the stream
             yield _event("error", error=as_api_error(error).body()["error"])
+
+    def _events_of(self, news: ChatNews) -> Iterator[bytes]:
+        if not self._has_started:
+            self._has_started = True
+            yield _event("message_start", message=self._message())
+        for name, fields in self._builder.push(news.parts):
+            yield _event(name, **fields)
+        if news.finish_reason is not None:
+            for name, fields in self._builder.finish():
+                yield _event(name, **fields)
+            yield _event("message_delta", delta=self._ending(news), usage=self._usage())
+            yield _event("message_stop")
 
     def _message(self) -> dict[str, Any]:
         return {
