@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from girih.kernels.errors import ConfigError
-from girih.serve.chat_template import json_type
+from girih.serve.chat_messages import json_type
 
 MAX_ID = 512
 MAX_LINE = 256 * 2**20  # bytes; more than a server takes

@@ -119,14 +119,19 @@ function hide() {
   document.querySelector(".tok.active")?.classList.remove("active");
 }
 
+function showAt(event) {
+  const span = event.target.closest?.(".tok");
+  if (span) show(span);
+  else hide();
+}
+
 /** Shows the card for pointed, tapped or keyed-to tokens below `root`. */
 export function watchTokens(root) {
-  root.addEventListener("pointerover", (event) => {
-    const span = event.target.closest?.(".tok");
-    if (span) show(span);
-    else hide();
-  });
-  root.addEventListener("pointerleave", hide);
+  // A finger leaves with its release: what it tapped stays until the next tap.
+  const byPointer = (act) => (event) => event.pointerType !== "touch" && act(event);
+  root.addEventListener("pointerover", byPointer(showAt));
+  root.addEventListener("pointerleave", byPointer(hide));
+  root.ownerDocument.addEventListener("click", showAt);
   root.addEventListener("scroll", hide, { passive: true });
   root.addEventListener("focusout", hide);
   root.addEventListener("keydown", (event) => {
