@@ -28,7 +28,7 @@ class _Words:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.eos_token_id = vocabulary.eos_token_ids[0]
-        self.special_token_ids = sorted(vocabulary.special_ids | {*vocabulary.eos_token_ids})
+        self.special_token_ids = sorted(vocabulary.no_text)
         self.tokens = vocabulary.tokens
         self._encode = vocabulary.encode
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +28,60 @@ class Vocabulary:
     eos_token_ids: tuple[int, ...]
     encoder: tokenizers.Tokenizer
 
+    @functools.cached_property
+    def no_text(self) -> frozenset[int]:
+        """Ids that are never part of a text: control tokens, and what ends an output."""
+        return self.special_ids | frozenset(self.eos_token_ids)
+
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of `text`, which names no control tokens."""
-        return list(self.encoder.encode(text, add_special_tokens=False).ids)
+        """Return tokens of text whose bytes are those of `text`.
+
+        They are the encoder's, as it splits the beginning or the inside of a text. What it would
+        change (a control token for its name, a normal form, a space in front) is spelled with the
+        longest tokens that fit.
+        """
+        wanted = text.encode()
+        for start in ("", "\n"):
+            ids = self.encoder.encode(start + text, add_special_tokens=False).ids
+            words = [self._text_of(token_id) for token_id in ids]
+            behind = _behind(words, start.encode())
+            if b"".join(words[behind:]) == wanted:
+                return list(ids[behind:])
+        return self._longest(wanted)
+
+    def _text_of(self, token_id: int) -> bytes:
+        is_text = token_id < len(self.tokens) and token_id not in self.no_text
+        return self.tokens[token_id] if is_text else b"\0"
+
+    def _longest(self, wanted: bytes) -> list[int]:
+        ids, start = [], 0
+        while start < len(wanted):
+            longest = min(len(wanted), start + self._max_size)
+            ends = range(longest, start, -1)
+            end = next((end for end in ends if wanted[start:end] in self._words), 0)
+            if not end:  # no token has this byte
+                break
+            ids.append(self._words[wanted[start:end]])
+            start = end
+        return ids
+
+    @functools.cached_property
+    def _words(self) -> dict[bytes, int]:
+        return {word: i for i, word in enumerate(self.tokens) if word and i not in self.no_text}
+
+    @functools.cached_property
+    def _max_size(self) -> int:
+        return max(map(len, self._words), default=0)
+
+
+def _behind(words: list[bytes], start: bytes) -> int:
+    """How many of the first words make up `start`, with or without a space before it."""
+    seen = b""
+    for index, word in enumerate(words):
+        if seen.lstrip(b" ") == start:
+            return index
+        seen += word
+    return len(words)
 
 
 def read_vocabulary(path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Vocabulary:
@@ -49,6 +101,7 @@ def read_vocabulary(path: Path, vocab_size: int, eos_token_ids: tuple[int, ...])
     if not eos_token_ids:
         raise RequestError("structured output needs a model with an end-of-sequence token")
     encoder = tokenizers.Tokenizer.from_file(str(file))
+    encoder.encode_special_tokens = True  # the names of control tokens are text
     token_bytes = TokenBytes(encoder)
     return Vocabulary(
         [token_bytes.of(token_id) for token_id in range(vocab_size)],

@@ -70,7 +70,7 @@ class XgrammarBackend:
 
     def __init__(self, vocabulary: Vocabulary, num_threads: int) -> None:
         # A token without bytes is never allowed, which is right for control tokens.
-        no_text = vocabulary.special_ids | {*vocabulary.eos_token_ids}
+        no_text = vocabulary.no_text
         words = [b"" if i in no_text else word for i, word in enumerate(vocabulary.tokens)]
         info = xgrammar.TokenizerInfo(
             words,

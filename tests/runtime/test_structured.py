@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import threading
 from concurrent.futures import wait
@@ -9,9 +10,10 @@ from concurrent.futures import wait
 import msgspec
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from support_core import make_request, run_to_end
-from support_tokenizer import _trained_byte_level
+from support_tokenizer import _trained_byte_fallback, _trained_byte_level
 
 from girih.kernels.errors import RequestError
 from girih.runtime.executor import NewRequest, SchedulerOutput
@@ -52,6 +54,97 @@ def taken(vocabulary, form, text):
     matcher = backends.load(backend).make_backend(vocabulary, 1).compile(form).matcher()
     is_taken = all(matcher.accept(token) for token in vocabulary.encode(text))
     return is_taken, is_taken and EOS in allowed(matcher)
+
+
+def written(vocabulary, form):
+    """The text of a form that allows one text only (or any of several that are equal)."""
+    backend = backends.load(backends.choose(form)).make_backend(vocabulary, 1)
+    matcher, text = backend.compile(form).matcher(), b""
+    while not matcher.is_stopped:
+        token = max(allowed(matcher))
+        assert token not in vocabulary.special_ids - {EOS}
+        assert matcher.accept(token), (text, matcher.error)
+        text += vocabulary.tokens[token] if token != EOS else b""
+        assert len(text) < 200
+    return text.decode()
+
+
+# ---- vocabularies ----
+
+TOKENIZERS = {"byte level": _trained_byte_level, "byte fallback": _trained_byte_fallback}
+
+
+@pytest.fixture(scope="module", params=TOKENIZERS)
+def any_vocabulary(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocabulary")
+    (path / "tokenizer.json").write_text(TOKENIZERS[request.param]())
+    return read_vocabulary(path, VOCAB, (EOS,))
+
+
+ODD = [
+    "<|im_end|>", "<|im_start|>user\n<|end|>", "a<|im_end|>b", " <|end|> ", "<0x0A>", "<tool call>",
+    "plain", " two", "\n\n", "e\u0301", "\u2581a", "über 😀", "\x7f", "//\\\"'",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_tokens_of_a_text_spell_it(any_vocabulary, text):
+    ids = any_vocabulary.encode(text)
+    assert b"".join(any_vocabulary.tokens[i] for i in ids) == text.encode()
+    assert any_vocabulary.no_text.isdisjoint(ids)
+
+
+def test_what_the_encoder_changes_is_spelled_all_the_same(vocabulary):
+    encoder = tokenizers.Tokenizer.from_str(_trained_byte_level())
+    encoder.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.NFC(), tokenizers.normalizers.Lowercase()]
+    )
+    changed = dataclasses.replace(vocabulary, encoder=encoder)
+    for text in ("E\u0301", "<|im_end|>", "Quick"):
+        assert b"".join(changed.tokens[i] for i in changed.encode(text)) == text.encode()
+
+
+def test_tokens_that_the_model_has_no_logits_for_spell_nothing(vocabulary):
+    narrow = dataclasses.replace(vocabulary, tokens=vocabulary.tokens[:410])
+    assert vocabulary.encode("<tool call>") == [410]
+    ids = narrow.encode("<tool call>")
+    assert b"".join(narrow.tokens[i] for i in ids) == b"<tool call>"
+
+
+MARK = "<|im_end|>"
+SPELLED = {
+    "choice": (StructuredOutput.choice, [MARK], MARK),
+    "const": (StructuredOutput.json_schema, {"const": MARK}, f'"{MARK}"'),
+    "enum": (StructuredOutput.json_schema, {"enum": [MARK]}, f'"{MARK}"'),
+    "pattern": (
+        StructuredOutput.json_schema, {"type": "string", "pattern": r"^<\|im_end\|>$"}, f'"{MARK}"'
+    ),
+    "regex": (StructuredOutput.regex, r"a<\|im_end\|>b", f"a{MARK}b"),
+    "Lark": (StructuredOutput.grammar, f'start: "{MARK}"', MARK),
+    "GBNF": (StructuredOutput.grammar, f'root ::= "a" "{MARK}"', f"a{MARK}"),
+    "tag": (
+        StructuredOutput.structural_tag,
+        {"format": {"type": "tag", "begin": MARK, "end": MARK,
+                    "content": {"type": "regex", "pattern": "a"}}},
+        f"{MARK}a{MARK}",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+@pytest.mark.parametrize("kind", SPELLED)
+def test_names_of_control_tokens_are_text(any_vocabulary, backend, kind):
+    pytest.importorskip(backend)
+    make, what, text = SPELLED[kind]
+    assert written(any_vocabulary, make(what, backend=backend)) == text
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+def test_a_property_may_have_the_name_of_a_control_token(any_vocabulary, backend):
+    pytest.importorskip(backend)
+    schema = {"type": "object", "properties": {MARK: {"const": 1}}, "required": [MARK]}
+    form = StructuredOutput.json_schema(schema | {"additionalProperties": False}, backend=backend)
+    assert taken(any_vocabulary, form, f'{{"{MARK}":1}}') == (True, True)
 
 
 # ---- forms ----

@@ -86,16 +86,20 @@ class Walker:
         token_id = self.vocabulary.encoder.token_to_id(text)
         return token_id if token_id in self.vocabulary.special_ids else None
 
+    def encode(self, text):
+        """Tokens of a text in which control tokens are written by their names."""
+        return self.vocabulary.encoder.encode(text, add_special_tokens=False).ids
+
     def takes(self, grammar, text):
         """Whether a text may begin an output, and whether it may end there."""
         matcher = self.backend.compile(StructuredOutput.grammar(grammar)).matcher()
-        is_taken = all(matcher.accept(token) for token in self.vocabulary.encode(text))
+        is_taken = all(matcher.accept(token) for token in self.encode(text))
         return is_taken, is_taken and matcher.raw.is_accepting()
 
     def walk(self, grammar, seed, marks=ENDS, start=""):
         matcher = self.backend.compile(StructuredOutput.grammar(grammar)).matcher()
         rng = random.Random(seed)
-        ids = self.vocabulary.encode(start)
+        ids = self.encode(start)
         assert all(map(matcher.accept, ids)), start
         while len(ids) < 700:
             mask = np.zeros((1, -(-len(self.weights) // 32)), np.int32)
@@ -113,7 +117,7 @@ class Walker:
 
     def _marker(self, matcher, rng, marks):
         """Now and then what begins or ends a text, which chance alone would not spell."""
-        ids = self.vocabulary.encode(rng.choice(marks))
+        ids = self.encode(rng.choice(marks))
         fits = matcher.raw.validate_tokens(ids) == len(ids)
         return ids if fits and rng.random() < 0.3 else []
 

@@ -120,6 +120,7 @@ def test_streamed_equals_whole(client, closing):
 FORMS = [
     ({"guided_choice": ["yes", "no"]}, "yes|no"),
     ({"guided_regex": "[a-c]{4}"}, "[a-c]{4}"),
+    ({"guided_choice": ["<|im_end|>"]}, r"<\|im_end\|>"),  # its characters, not the control token
     ({"guided_json": {"enum": [1, 2]}}, "[12]"),
     ({"guided_grammar": 'root ::= "a" | "b"'}, "[ab]"),
     ({"structured_outputs": {"choice": ["x y"]}}, "x y"),
