@@ -15,7 +15,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from girih.kernels.errors import RequestError
 from girih.runtime.structured.output import StructuredOutput
 from girih.runtime.structured.schema import find_fault, prepare
-from girih.runtime.structured.tag_grammar import WHITE_SPACE, tag_to_lark, why_no_lark
+from girih.runtime.structured.tag_grammar import WHITE_SPACE, quoted, tag_to_lark, why_no_lark
 
 LIMITS = LLParserLimits(verbose_errors=False)
 NO_TOKENIZER = "no tokenizer"
@@ -74,8 +74,7 @@ def _answer_text(structured: StructuredOutput) -> str:
     if kind == "regex":
         return str(LLMatcher.grammar_from_regex(text))
     if kind == "choice":
-        options = " | ".join(json.dumps(t, ensure_ascii=False) for t in json.loads(text))
-        return _of_lark(f"start: {options}")
+        return _of_lark(f"start: {' | '.join(map(quoted, json.loads(text)))}")
     if kind == "structural_tag":
         return _of_lark(tag_to_lark(json.loads(text)))
     return _of_lark(_as_lark(structured))

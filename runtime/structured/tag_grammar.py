@@ -158,12 +158,12 @@ class _Writer:
 
 def lark_escaped(text: str) -> str:
     """Text for use inside a Lark regular expression."""
-    return re.sub(r"([^\w\s<>=\"'`@#%&,:;!~\x80-\U0010ffff-])", r"\\\1", text).replace("\n", "\\n")
+    return re.sub(r"([^\w\s<>=\"'`@#%&,:;!~\x7f-\U0010ffff-])", r"\\\1", text).replace("\n", "\\n")
 
 
 def quoted(text: str) -> str:
     """Fixed text in Lark."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def unslashed(pattern: str) -> str:

@@ -140,6 +140,16 @@ def test_names_of_control_tokens_are_text(any_vocabulary, backend, kind):
 
 
 @pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+def test_fixed_text_may_be_of_any_character(vocabulary, backend):
+    pytest.importorskip(backend)
+    for code in (*range(1, 0x21), 0x22, 0x2F, 0x5C, *range(0x7E, 0xA2), 0x2028, 0xFEFF, 0x10FFFF):
+        text = f"a{chr(code)}"
+        tag = {"type": "tag", "begin": text, "end": text, "content": {"type": "any_text"}}
+        backends.check(StructuredOutput.structural_tag({"format": tag}, backend=backend))
+        assert written(vocabulary, StructuredOutput.choice([text], backend=backend)) == text
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
 def test_a_property_may_have_the_name_of_a_control_token(any_vocabulary, backend):
     pytest.importorskip(backend)
     schema = {"type": "object", "properties": {MARK: {"const": 1}}, "required": [MARK]}
