@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from girih.kernels.errors import RequestError
+from girih.runtime.structured.cycles import find_cycle
 from girih.runtime.structured.output import StructuredOutput
+from girih.runtime.structured.tag_grammar import schemas_of
 
 if TYPE_CHECKING:
     from girih.runtime.structured.backend import BackendModule
@@ -72,7 +74,19 @@ def cache_key(structured: StructuredOutput) -> StructuredOutput:
 @functools.lru_cache(maxsize=256)
 def _fault(structured: StructuredOutput) -> str | None:
     try:
+        _refuse_cycles(structured)
         load(choose(structured)).check(structured)
     except RequestError as error:
         return str(error)
     return None
+
+
+def _refuse_cycles(structured: StructuredOutput) -> None:
+    for place, schema in schemas_of(structured):
+        if cycle := find_cycle(schema):
+            where = f", at {place}" if place else ""
+            raise structured.error(
+                f"the schema cannot be used{where}: no finite text satisfies "
+                f"{' -> '.join(cycle)[:300]}; give the circle a way out, like an optional property "
+                "or another option in anyOf"
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import unquote
 
 # Formats the grammar library enforces; any other is an annotation, as JSON Schema has it.
 FORMATS = frozenset(
@@ -24,6 +25,7 @@ ALONE = (
     "unevaluatedItems",
     "unevaluatedProperties",
 )
+DEFINITIONS = ("/$defs/", "/definitions/")
 # Beside these, "no other properties" would look at part of the object's properties only.
 JOINED = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties", "additionalProperties")
 MAX_TRIALS = 400
@@ -94,14 +96,16 @@ def _targets_in_all_of(schema: Any) -> set[int]:
 
 def resolve(schema: Any, reference: str) -> Any:
     """The schema that a local reference (`#/...`) names, or None."""
-    if not reference.startswith("#"):
+    if reference != "#" and not reference.startswith("#/"):
         return None
     node = schema
-    for step in reference[1:].strip("/").split("/"):
+    for step in unquote(reference).split("/")[1:]:
         key = step.replace("~1", "/").replace("~0", "~")
-        if key and not (isinstance(node, dict) and key in node):
+        inner = dict(enumerate(node)) if isinstance(node, list) else node
+        place = int(key) if isinstance(node, list) and key.isdecimal() else key
+        if not isinstance(inner, dict) or place not in inner:
             return None
-        node = node[key] if key else node
+        node = inner[place]
     return node
 
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
+
+from girih.runtime.structured.output import StructuredOutput
 
 CONTENTS = ("json_schema", "const_string", "any_text", "regex", "grammar", "sequence", "or", "tag")
 # Longest run of white space between two JSON tokens: an endless one is a model gone astray.
@@ -15,8 +18,10 @@ WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 TEXT = "TEXT: /(.|\\n)+/"
 
 
-def as_format(tag: dict[str, Any]) -> dict[str, Any] | None:
+def as_format(tag: Any) -> dict[str, Any] | None:
     """The format of a structural tag, the older form rewritten; None when it has neither."""
+    if not isinstance(tag, dict):
+        return None
     if isinstance(tag.get("format"), dict):
         return dict(tag["format"])
     structures, triggers = tag.get("structures"), tag.get("triggers")
@@ -35,9 +40,33 @@ def as_format(tag: dict[str, Any]) -> dict[str, Any] | None:
     return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
 
 
+def schemas_of(structured: StructuredOutput) -> Iterator[tuple[str, Any]]:
+    """The JSON schemas of a form, each with its place in it ("" when it is all there is)."""
+    if structured.kind == "json_schema":
+        yield "", json.loads(structured.text)
+    elif structured.kind == "structural_tag":
+        for place, node in schema_contents(as_format(json.loads(structured.text))):
+            yield f"{place}/json_schema", node["json_schema"]
+
+
+def schema_contents(node: Any, place: str = "/format") -> Iterator[tuple[str, dict[str, Any]]]:
+    """The contents of type json_schema in a format, with their places."""
+    if not isinstance(node, dict):
+        return
+    if node.get("type") == "json_schema" and "json_schema" in node:
+        yield place, node
+    for name in ("content", "elements", "tags"):
+        part = node.get(name)
+        if isinstance(part, list):
+            for index, child in enumerate(part):
+                yield from schema_contents(child, f"{place}/{name}/{index}")
+        else:
+            yield from schema_contents(part, f"{place}/{name}")
+
+
 def why_no_lark(tag: Any) -> str | None:
     """Why a structural tag cannot be written as Lark; None when it can."""
-    found = as_format(tag) if isinstance(tag, dict) else None
+    found = as_format(tag)
     if found is None:
         return 'the structural tag needs "format", or "structures" and "triggers"'
     return _why_not(found, "/format")

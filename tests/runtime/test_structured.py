@@ -229,6 +229,72 @@ def test_faults_are_named_with_their_place(form, message):
     assert len(str(caught.value)) < 600
 
 
+def obj(properties, required=None, **more):
+    names = list(properties) if required is None else required
+    return {"type": "object", "properties": properties, "required": names, **more}
+
+
+ROOT, A, B, NULL = {"$ref": "#"}, {"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}, {"type": "null"}
+ENDLESS = [
+    (ROOT, "# -> #;"),
+    ({"$defs": {"a": B, "b": A}, **A}, "satisfies #/$defs/a -> #/$defs/b -> #/$defs/a;"),
+    ({"anyOf": [ROOT]}, "# -> #/anyOf/0 -> #;"),
+    ({"allOf": [ROOT, NULL]}, "# -> #/allOf/0 -> #;"),
+    ({"$defs": {"a": {"anyOf": [B]}, "b": {"oneOf": [A]}}, **A}, "#/$defs/b -> #/$defs/b/oneOf/0"),
+    ({"type": "array", "items": {"$ref": "#/items"}}, "#/items -> #/items;"),
+    (obj({"next": ROOT}), "# -> #/properties/next -> #;"),
+    ({"properties": {"next": ROOT}, "required": ["next"]}, "# -> #/properties/next -> #;"),
+    ({"$defs": {"a": B, "b": A}, **obj({"x": A}, [])}, "#/$defs/a -> #/$defs/b"),
+    ({"type": "object", "required": ["x"], "additionalProperties": ROOT}, "#/additionalProperties"),
+    ({"type": "array", "items": ROOT, "minItems": 1}, "# -> #/items -> #;"),
+    ({"type": "array", "prefixItems": [NULL, ROOT], "minItems": 2}, "# -> #/prefixItems/1 -> #;"),
+]  # fmt: skip
+RECURSIVE = [
+    obj({"next": ROOT}, []),
+    obj({"next": {"anyOf": [ROOT, NULL]}}),
+    {"anyOf": [NULL, {"type": "array", "items": ROOT, "maxItems": 2}]},
+    {"type": "array", "items": ROOT},
+    {"type": "object", "additionalProperties": ROOT},
+    {"$defs": {"a": B, "b": A}, **NULL},
+    {"$defs": {"a": obj({"b": B}), "b": obj({"a": A}, [])}, **A},
+    {"$defs": {"a b": {"anyOf": [NULL]}}, "$ref": "#/$defs/a%20b/anyOf/0"},
+]
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+@pytest.mark.parametrize(("schema", "names"), ENDLESS, ids=range(len(ENDLESS)))
+def test_circles_without_a_way_out_are_named(schema, names, backend):
+    pytest.importorskip(backend)
+    with pytest.raises(RequestError, match="no finite text satisfies") as caught:
+        backends.check(StructuredOutput.json_schema(schema, backend=backend))
+    assert names in str(caught.value)
+    tag = {"type": "sequence", "elements": [{"type": "json_schema", "json_schema": schema}]}
+    with pytest.raises(RequestError, match="at /format/elements/0/json_schema: no finite text"):
+        backends.check(StructuredOutput.structural_tag({"format": tag}, backend=backend))
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+@pytest.mark.parametrize("schema", RECURSIVE, ids=range(len(RECURSIVE)))
+def test_recursion_with_a_way_out_is_fine(schema, backend, vocabulary):
+    pytest.importorskip(backend)
+    form = StructuredOutput.json_schema(schema, backend=backend)
+    backends.check(form)
+    assert any(
+        taken(vocabulary, form, text)[1]
+        for text in ("{}", '{"next":null}', "null", "[]", '{"b":{}}')
+    )
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+def test_damaged_schemas_are_refused_and_no_more(backend):
+    pytest.importorskip(backend)
+    for schema in ({"required": [[1]], "type": "object"}, {"minItems": "x", "type": "array"}):
+        with pytest.raises(RequestError, match="cannot be used"):
+            backends.check(StructuredOutput.json_schema(schema, backend=backend))
+    with pytest.raises(RequestError, match='"format"'):
+        backends.check(StructuredOutput.structural_tag("true", backend=backend))
+
+
 BROKEN = [
     (lambda: StructuredOutput.json_schema("{"), "not JSON"),
     (lambda: StructuredOutput.json_schema("[1]"), "must be an object"),
