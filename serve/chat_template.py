@@ -11,12 +11,13 @@ import contextlib
 import datetime
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from girih.kernels.errors import RequestError
+from girih.kernels.errors import RequestError, SourceError
 from girih.serve.chat_messages import Arguments, damaged_calls, plain_message, with_arguments
 
 if TYPE_CHECKING:
@@ -24,23 +25,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("girih.serve")
 
+DEFAULT, FOR_TOOLS = "default", "tool_use"
+"""Names that a model's templates may have."""
 OPEN_END = "CONTINUE_FINAL_MESSAGE_TAG "
 """Stands behind a message that is continued; transformers' word, so that templates see the same."""
 PROBE = "GIRIH_ARGUMENTS"
 """Arguments that tell whether a template shows a text as it is."""
 
 
+@dataclass(frozen=True)
 class ChatTemplate:
     """One template (compiled on first use).
 
-    Args:
+    Attributes:
         source: its text.
-        with_tools: the template to use when tools are given; None uses this one.
     """
 
-    def __init__(self, source: str, with_tools: ChatTemplate | None = None) -> None:
-        self.source = source
-        self.with_tools = with_tools
+    source: str
 
     def render(
         self,
@@ -63,14 +64,6 @@ class ChatTemplate:
         Raises:
             RequestError: the template refuses the messages, or fails on them.
         """
-        if self.with_tools is not None and variables.get("tools"):
-            return self.with_tools.render(
-                messages,
-                special_tokens,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **variables,
-            )
         if continue_final_message and add_generation_prompt:
             raise RequestError(
                 "continue_final_message and add_generation_prompt are both true; choose one",
@@ -128,19 +121,62 @@ class ChatTemplate:
             ) from error
 
 
-def load_chat_template(path: Path, tokenizer_config: dict[str, Any]) -> ChatTemplate | None:
-    """Find the template of a model directory: its own file, else the tokenizer's config."""
-    file = path / "chat_template.jinja"
-    if file.exists():
-        return ChatTemplate(file.read_text("utf-8"))
+def load_chat_templates(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, ChatTemplate]:
+    """Read the templates of a model directory, by name; the main one is "default".
+
+    Files count before the tokenizer's config, all of whose templates a main file replaces.
+
+    Raises:
+        SourceError: a file cannot be read.
+    """
+    files = {file.stem: file for file in (path / "additional_chat_templates").glob("*.jinja")}
+    main = path / "chat_template.jinja"
     declared = tokenizer_config.get("chat_template")
-    if isinstance(declared, list):
-        named = {entry.get("name"): entry.get("template") for entry in declared}
-        tool_use = named.get("tool_use")
-        with_tools = ChatTemplate(tool_use) if isinstance(tool_use, str) else None
-        default = named.get("default")
-        return ChatTemplate(default, with_tools) if isinstance(default, str) else with_tools
-    return ChatTemplate(declared) if isinstance(declared, str) else None
+    if main.exists():
+        files[DEFAULT], declared = main, None
+    entries = declared if isinstance(declared, list) else [{"name": DEFAULT, "template": declared}]
+    named = {str(e.get("name")): e.get("template") for e in entries if isinstance(e, dict)}
+    try:
+        named |= {name: file.read_text("utf-8") for name, file in files.items()}
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"a chat template in {path} could not be read: {error}") from error
+    return {name: ChatTemplate(text) for name, text in named.items() if isinstance(text, str)}
+
+
+def pick_template(
+    templates: Mapping[str, ChatTemplate], wanted: str | None, has_tools: bool
+) -> ChatTemplate:
+    """Return the template for a conversation.
+
+    Args:
+        templates: the model's, by name.
+        wanted: one of their names, or the text of a template of its own; None looks for one.
+        has_tools: tools are given: a template for them is looked for first.
+
+    Raises:
+        RequestError: there is none.
+    """
+    names = ", ".join(sorted(templates))
+    if wanted is not None:
+        if wanted not in templates and "{" not in wanted:
+            raise RequestError(
+                f"chat_template is {wanted[:80]!r}; it must be a Jinja template"
+                + (f", or one of this model's: {names}" if names else ""),
+                param="chat_template",
+            )
+        return templates.get(wanted) or ChatTemplate(wanted)
+    for name in (FOR_TOOLS, DEFAULT) if has_tools else (DEFAULT,):
+        if name in templates:
+            return templates[name]
+    if not templates:
+        raise RequestError(
+            "this model has no chat template; send the prompt as text to /v1/completions",
+            param="messages",
+        )
+    raise RequestError(
+        f"this model has no default chat template; choose one with chat_template: {names}",
+        param="chat_template",
+    )
 
 
 def _cut_open(text: str, final: str) -> str:

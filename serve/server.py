@@ -178,7 +178,7 @@ class GirihServer:
         if served.facts.task != "generate":
             path = "embeddings" if served.facts.task == "embed" else "classify"
             body = '{"input": "Hello!"}'
-        elif served.tokenizer.chat_template is not None:
+        elif served.tokenizer.chat_templates:
             path = "chat/completions"
             message = '{"role": "user", "content": "Hello!"}'
             body = f'{{"temperature": 0, "max_tokens": 64, "messages": [{message}]}}'

@@ -16,7 +16,7 @@ import tokenizers
 
 from girih.kernels.errors import RequestError, SourceError
 from girih.runtime.token_bytes import TokenBytes
-from girih.serve.chat_template import ChatTemplate, load_chat_template
+from girih.serve.chat_template import ChatTemplate, load_chat_templates, pick_template
 
 
 class Tokenizer:
@@ -24,20 +24,20 @@ class Tokenizer:
 
     Args:
         backend: the tokenizer proper.
-        chat_template: the model's template, or None.
+        chat_templates: the model's templates by name.
         special_tokens: named tokens such as {"bos_token": "<s>"}, shown to the template.
     """
 
     def __init__(
         self,
         backend: tokenizers.Tokenizer,
-        chat_template: ChatTemplate | None = None,
+        chat_templates: dict[str, ChatTemplate] | None = None,
         special_tokens: dict[str, str] | None = None,
     ) -> None:
         self._backend = backend
         backend.no_truncation()
         backend.no_padding()
-        self.chat_template = chat_template
+        self.chat_templates = chat_templates or {}
         self.special_tokens = special_tokens or {}
         self._token_bytes = TokenBytes(backend)
         self.is_byte_level = self._token_bytes.is_byte_level
@@ -135,28 +135,19 @@ class Tokenizer:
         return token_id in self._token_bytes.byte_ids
 
     def render_chat(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        template: ChatTemplate | None = None,
-        **options: Any,
+        self, messages: list[dict[str, Any]], *, chat_template: str | None = None, **options: Any
     ) -> str:
-        """Render messages with the model's template (see `ChatTemplate.render`).
+        """Render messages with a template of the model (see `ChatTemplate.render`).
 
         Args:
             messages: the conversation.
-            template: used instead of the model's.
+            chat_template: name of one of the model's templates, or the text of another one.
             options: for `ChatTemplate.render`.
 
         Raises:
-            RequestError: the model has no template, or the template refuses the messages.
+            RequestError: the model has no such template, or the template refuses the messages.
         """
-        template = template or self.chat_template
-        if template is None:
-            raise RequestError(
-                "this model has no chat template; send the prompt as text to /v1/completions",
-                param="messages",
-            )
+        template = pick_template(self.chat_templates, chat_template, bool(options.get("tools")))
         return template.render(messages, self.special_tokens, **options)
 
 
@@ -168,7 +159,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """
     config = _read_json(path / "tokenizer_config.json")
     return Tokenizer(
-        _load_backend(path), load_chat_template(path, config), _special_tokens(path, config)
+        _load_backend(path), load_chat_templates(path, config), _special_tokens(path, config)
     )
 
 

@@ -45,18 +45,12 @@ class ChatFormats:
     template: str
 
 
-def formats_of(
-    body: ChatCompletionRequest, tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str
-) -> ChatFormats:
-    """Choose the formats by the configuration, or by the template in use."""
-    template = body.chat_template
-    if template is None and tokenizer.chat_template is not None:
-        own = tokenizer.chat_template
-        template = (own.with_tools or own).source if body.tools else own.source
+def formats_of(template: str, tool_parser: str, reasoning_parser: str) -> ChatFormats:
+    """Choose the formats by the configuration, or by the text of the template in use."""
     return ChatFormats(
         choose(tool_formats(), tool_parser, template, "serve.tool_parser"),
         choose(reasoning_formats(), reasoning_parser, template, "serve.reasoning_parser"),
-        template or "",
+        template,
     )
 
 

@@ -18,7 +18,7 @@ from girih.serve.api.chat_parts import ChatDelta, ChatParser
 from girih.serve.api.errors import renamed_params
 from girih.serve.api.generation import Plan, Usage, make_plan, truncate_prompt
 from girih.serve.api.protocol import ChatCompletionRequest
-from girih.serve.api.rendering import is_long, render_messages
+from girih.serve.api.rendering import is_long, render_messages, template_of
 from girih.serve.api.sampling import (
     chat_logprobs,
     check_effective,
@@ -208,11 +208,12 @@ def _plan(
     wanted = body.max_completion_tokens
     fields["max_tokens"] = body.max_tokens if wanted is None else wanted
     prompt = truncate_prompt(
-        render_messages(body, served, config.trust_request_chat_template),
+        render_messages(body, served, config),
         body.truncate_prompt_tokens,
         served.max_model_len,
     )
-    formats = formats_of(body, served.tokenizer, config.tool_parser, config.reasoning_parser)
+    template = template_of(body, served, config).source
+    formats = formats_of(template, config.tool_parser, config.reasoning_parser)
     form = ChatForm(body, served.tokenizer, formats)
     fields["structured"] = form.structured(fields["structured"], prompt)
     if form.needs_control_tokens:

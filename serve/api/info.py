@@ -21,6 +21,7 @@ from girih.serve.api.protocol import (
 )
 from girih.serve.api.rendering import render_messages
 from girih.serve.api.state import Served, ServerState, open_request
+from girih.serve.config import ServeConfig
 from girih.serve.prompts import check_prompt_ids
 
 router = APIRouter()
@@ -85,11 +86,10 @@ async def tokenize(request: Request) -> Response:
     state, body, served = await open_request(request, TokenizeRequest, TASKS)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
-    trusts = state.config.trust_request_chat_template
     if len(await request.body()) > LONG_BODY:
-        tokens = await asyncio.to_thread(_tokens_of, body, served, trusts)
+        tokens = await asyncio.to_thread(_tokens_of, body, served, state.config)
     else:
-        tokens = _tokens_of(body, served, trusts)
+        tokens = _tokens_of(body, served, state.config)
     answer: dict[str, Any] = {
         "count": len(tokens),
         "max_model_len": served.max_model_len,
@@ -100,12 +100,12 @@ async def tokenize(request: Request) -> Response:
     return json_response(answer, headers=ignored_header(body))
 
 
-def _tokens_of(body: TokenizeRequest, served: Served, trusts_template: bool) -> list[int]:
+def _tokens_of(body: TokenizeRequest, served: Served, config: ServeConfig) -> list[int]:
     if body.prompt is not None:
         refuse_for_messages(body, "add_special_tokens")
         refuse_endless(body.prompt, served)
         return served.tokenizer.encode(body.prompt, body.add_special_tokens is not False)
-    return render_messages(body, served, trusts_template)
+    return render_messages(body, served, config)
 
 
 @router.post("/detokenize")

@@ -176,7 +176,9 @@ class RenderingBody(Body):
     add_generation_prompt: bool | None = described("Open the assistant's turn at the end.")
     continue_final_message: bool | None = described("Continue the last message.")
     add_special_tokens: bool | None = described("Add what the tokenizer adds to plain text.")
-    chat_template: str | None = described("Replaces the model's template, where allowed.")
+    chat_template: str | None = described(
+        "Names one of the model's templates; where allowed, the text of another one."
+    )
     chat_template_kwargs: dict[str, Any] | None = described("Further names for the template.")
     tools: list[dict[str, Any]] | None = described("Functions the model may call.")
     documents: list[dict[str, Any]] | None = described("Texts for templates that cite them.")

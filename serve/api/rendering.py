@@ -8,7 +8,8 @@ from girih.kernels.errors import RequestError
 from girih.serve.api.generation import LONG_BODY, refuse_endless
 from girih.serve.api.protocol import RenderingBody
 from girih.serve.api.state import Served
-from girih.serve.chat_template import ChatTemplate
+from girih.serve.chat_template import ChatTemplate, pick_template
+from girih.serve.config import ServeConfig
 
 # Names of a template that have fields of their own.
 RESERVED = frozenset(
@@ -29,15 +30,37 @@ def is_long(body: RenderingBody) -> bool:
     return bool(body.tools) or sum(sizes) > LONG_BODY
 
 
+def template_of(body: RenderingBody, served: Served, config: ServeConfig) -> ChatTemplate:
+    """Return the template of a body's conversation.
+
+    Raises:
+        RequestError: the model has none, or the body brings one where it may not.
+    """
+    templates, wanted = served.tokenizer.chat_templates, body.chat_template
+    if wanted is not None and wanted not in templates and not config.trust_request_chat_template:
+        names = f" other than {', '.join(sorted(templates))}" if len(templates) > 1 else ""
+        raise RequestError(
+            f"chat_template is set, but this server takes no templates{names} from requests "
+            "(serve.trust_request_chat_template is false); leave it out",
+            param="chat_template",
+        )
+    return pick_template(templates, wanted, shows_tools(body))
+
+
+def shows_tools(body: RenderingBody) -> bool:
+    """Whether the model is to know of a body's tools."""
+    return bool(body.tools) and getattr(body, "tool_choice", None) != "none"
+
+
 def render_messages(
-    body: RenderingBody, served: Served, trust_template: bool, opens_answer: bool = True
+    body: RenderingBody, served: Served, config: ServeConfig, opens_answer: bool = True
 ) -> list[int]:
     """Return the token ids of a body's conversation.
 
     Args:
         body: the request.
         served: the model.
-        trust_template: whether a request may bring its own template.
+        config: the server's settings.
         opens_answer: whether the assistant's turn is opened when the body does not say.
 
     Raises:
@@ -48,31 +71,20 @@ def render_messages(
         raise RequestError(f"messages is {seen}; it must have at least one", param="messages")
     continues = bool(body.continue_final_message)
     opens = body.add_generation_prompt
-    text = served.tokenizer.render_chat(
+    template = template_of(body, served, config)
+    text = template.render(
         body.messages,
-        template=_own_template(body, trust_template),
+        served.tokenizer.special_tokens,
         add_generation_prompt=opens_answer and not continues if opens is None else opens,
         continue_final_message=continues,
-        **_variables(body, served),
+        **_variables(body, template),
     )
     if getattr(body, "truncate_prompt_tokens", None) is None:
         refuse_endless(text, served)
     return served.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
 
 
-def _own_template(body: RenderingBody, trusted: bool) -> ChatTemplate | None:
-    if body.chat_template is None:
-        return None
-    if not trusted:
-        raise RequestError(
-            "chat_template is set, but this server takes no templates from requests "
-            "(serve.trust_request_chat_template is false); leave it out",
-            param="chat_template",
-        )
-    return ChatTemplate(body.chat_template)
-
-
-def _variables(body: RenderingBody, served: Served) -> dict[str, Any]:
+def _variables(body: RenderingBody, template: ChatTemplate) -> dict[str, Any]:
     given = body.chat_template_kwargs or {}
     if RESERVED & set(given):
         raise RequestError(
@@ -84,19 +96,17 @@ def _variables(body: RenderingBody, served: Served) -> dict[str, Any]:
     if body.tools is not None and getattr(body, "tool_choice", None) != "none":
         variables["tools"] = check_tools(body.tools)
     if body.documents is not None:
-        _require_name(body, served, "documents", ("documents",))
+        _require_name(template, "documents", ("documents",))
         variables["documents"] = body.documents
     if body.reasoning_effort is not None:
-        _require_name(body, served, "reasoning_effort", ("reasoning_effort", "enable_thinking"))
+        _require_name(template, "reasoning_effort", ("reasoning_effort", "enable_thinking"))
         variables["reasoning_effort"] = body.reasoning_effort
         variables["enable_thinking"] = body.reasoning_effort != "none"
     return {**variables, **given}
 
 
-def _require_name(body: RenderingBody, served: Served, field: str, names: tuple[str, ...]) -> None:
-    template = served.tokenizer.chat_template
-    source = body.chat_template or (template.source if template is not None else "")
-    if not any(name in source for name in names):
+def _require_name(template: ChatTemplate, field: str, names: tuple[str, ...]) -> None:
+    if not any(name in template.source for name in names):
         raise RequestError(
             f"{field} is set, but this model's chat template does not use it; leave it out",
             param=field,

@@ -13,6 +13,7 @@ from support_serving import MODEL, RunningServer
 from girih.serve.api import chat_job
 from girih.serve.api.chat_job import ChatJob
 from girih.serve.api.messages import routes as messages_routes
+from girih.serve.chat_template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "Hello, 世界 😀"}]
 
@@ -390,6 +391,34 @@ def test_damaged_arguments_in_the_history_are_told_in_a_header(shared_server, pa
     place = "messages[1].tool_calls[0].function.arguments"
     assert answer('{"city": "Os') == f"{place} is not a JSON object"
     assert answer('{"city": "Oslo"}' if path != "messages" else {"city": "Oslo"}) is None
+
+
+@pytest.mark.parametrize("trusts", [False, True])
+def test_a_request_names_one_of_the_models_templates(new_server, trusts):
+    tokenizer = support_tokenizer.byte_level()
+    for name in ("tool_use", "rag"):
+        tokenizer.chat_templates[name] = ChatTemplate(name + "{{ tools | tojson }} <tool_call>")
+    server = new_server(tokenizer=tokenizer, serve={"trust_request_chat_template": trusts})
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    shown = "[" + json.dumps(tools[0]) + "] <tool_call>"
+
+    def prompt(**fields):
+        asked = {"messages": [{"role": "user", "content": "Hi"}], **fields}
+        tokens = server.post("/tokenize", **asked).json()
+        answer = server.post("/v1/chat/completions", **asked, max_tokens=1, return_token_ids=True)
+        assert answer.json().get("prompt_token_ids") == tokens.get("tokens"), answer.text
+        return tokenizer.decode(tokens["tokens"]) if "tokens" in tokens else tokens["error"]
+
+    assert prompt(tools=tools) == "tool_use" + shown
+    assert prompt(tools=tools, chat_template="rag") == "rag" + shown
+    assert prompt(chat_template="rag") == "ragnull <tool_call>"
+    assert prompt(chat_template="default") == prompt()
+    own = prompt(chat_template="own {{ messages[0].content }}")
+    if trusts:
+        assert own == "own Hi"
+    else:
+        assert own["param"] == "chat_template"
+        assert "no templates other than default, rag, tool_use from requests" in own["message"]
 
 
 THOUGHTS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "<think>"}]

@@ -107,7 +107,8 @@ def test_settings_of_the_template_are_obeyed(embedder):
     ({"input": "a", "tools": []}, "tools", "for messages"),
     ({"messages": [{"role": "bard", "content": "a"}]}, "messages", "bard"),
     ({"messages": [{"role": "user", "content": "a " * 400}]}, "messages", "at most 256"),
-    ({"messages": TALK, "chat_template": ""}, "messages", "empty"),
+    ({"messages": TALK, "chat_template": "{{ '' }}"}, "messages", "empty"),
+    ({"messages": TALK, "chat_template": ""}, "chat_template", "Jinja template"),
     ({"messages": TALK, "documents": [{}]}, "documents", "does not use it"),
     ({}, "input", "or messages"),
 ])  # fmt: skip

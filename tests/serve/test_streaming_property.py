@@ -25,8 +25,7 @@ def _closed_client():
 @pytest.fixture(scope="module", params=["byte_level", "byte_fallback"])
 def server(request):
     tokenizer = getattr(support_tokenizer, request.param)()
-    if tokenizer.chat_template is None:
-        tokenizer.chat_template = support_tokenizer.byte_level().chat_template
+    tokenizer.chat_templates = support_tokenizer.byte_level().chat_templates
     with RunningServer(tokenizer=tokenizer, eos=(1,), max_model_len=400) as running:
         yield running
 

@@ -44,9 +44,41 @@ def test_template_file_wins_over_the_config(tmp_path):
     assert tokenizer.render_chat(MESSAGES) == "<s>file"
 
 
-def test_named_templates_in_the_config(tmp_path):
-    named = [{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}]
-    assert write_model(tmp_path, chat_template=named).render_chat(MESSAGES) == "d"
+TOOL_USE = "{{ tools[0].function.name }}"
+TOOLS = [{"type": "function", "function": {"name": "look_up"}}]
+
+
+@pytest.mark.parametrize("place", ["files", "config", "config and files"])
+def test_named_templates(tmp_path, place):
+    named = {"default": "d", "tool_use": TOOL_USE, "rag": "r"}
+    entries = [{"name": name, "template": text} for name, text in named.items()]
+    if place != "config":
+        (tmp_path / "additional_chat_templates").mkdir()
+        for name in ("tool_use", "rag"):
+            (tmp_path / "additional_chat_templates" / f"{name}.jinja").write_text(named[name])
+    if place == "files":
+        tokenizer = write_model(tmp_path, "d", chat_template=[{"name": "other", "template": "o"}])
+    elif place == "config":
+        tokenizer = write_model(tmp_path, chat_template=entries)
+    else:
+        tokenizer = write_model(tmp_path, chat_template=entries[:1])
+    assert {name: t.source for name, t in tokenizer.chat_templates.items()} == named
+    assert tokenizer.render_chat(MESSAGES) == "d"
+    assert tokenizer.render_chat(MESSAGES, tools=[]) == "d"
+    assert tokenizer.render_chat(MESSAGES, tools=TOOLS) == "look_up"
+    assert tokenizer.render_chat(MESSAGES, tools=TOOLS, chat_template="rag") == "r"
+    assert tokenizer.render_chat(MESSAGES, chat_template="{{ 'own' }}") == "own"
+    with pytest.raises(RequestError, match=r"chat_template is 'tool'.*: default, rag, tool_use"):
+        tokenizer.render_chat(MESSAGES, chat_template="tool")
+
+
+def test_a_model_without_a_main_template_names_the_others(tmp_path):
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(TOOL_USE)
+    tokenizer = write_model(tmp_path)
+    assert tokenizer.render_chat(MESSAGES, tools=TOOLS) == "look_up"
+    with pytest.raises(RequestError, match="choose one with chat_template: tool_use"):
+        tokenizer.render_chat(MESSAGES)
 
 
 def test_no_template_is_a_request_error(tmp_path):
@@ -60,6 +92,10 @@ def test_damaged_files_are_source_errors(tmp_path):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(SourceError, match=r"tokenizer_config\.json"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(SourceError, match=r"a chat template in .* could not be read"):
+        write_model(tmp_path, chat_template="x")
+        (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
         load_tokenizer(tmp_path)
 
 
@@ -130,17 +166,6 @@ def transformers_render(source, messages, **options):
 
     [text], _ = render_jinja_template([messages], chat_template=source, **options)
     return text
-
-
-def test_a_template_for_tools_is_used_when_tools_are_given(tmp_path):
-    named = [
-        {"name": "tool_use", "template": "{{ tools[0].function.name }}"},
-        {"name": "default", "template": "d"},
-    ]
-    tokenizer = write_model(tmp_path, chat_template=named)
-    tools = [{"type": "function", "function": {"name": "look_up"}}]
-    assert tokenizer.render_chat(MESSAGES, tools=tools) == "look_up"
-    assert tokenizer.render_chat(MESSAGES) == "d"
 
 
 def test_arguments_of_calls_reach_the_template_as_a_map():

@@ -75,7 +75,7 @@ def _trained_byte_fallback() -> str:
 def byte_level() -> GirihTokenizer:
     """A byte-level tokenizer with a chat template."""
     backend = Tokenizer.from_str(_trained_byte_level())
-    return GirihTokenizer(backend, ChatTemplate(CHAT), {"eos_token": "<|im_end|>"})
+    return GirihTokenizer(backend, {"default": ChatTemplate(CHAT)}, {"eos_token": "<|im_end|>"})
 
 
 def byte_fallback() -> GirihTokenizer:

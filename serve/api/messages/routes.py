@@ -51,12 +51,12 @@ async def create_message(request: Request) -> Response:
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request) -> Response:
     """Return how many tokens a conversation has as a prompt."""
-    _, body, served = await open_request(request, CountTokensRequest)
+    state, body, served = await open_request(request, CountTokensRequest)
     chat = as_chat(body)
     if is_long(chat):
-        tokens = await asyncio.to_thread(render_messages, chat, served, trust_template=False)
+        tokens = await asyncio.to_thread(render_messages, chat, served, state.config)
     else:
-        tokens = render_messages(chat, served, trust_template=False)
+        tokens = render_messages(chat, served, state.config)
     return json_response({"input_tokens": len(tokens)}, headers=ignored_header(body))
 
 

@@ -163,5 +163,5 @@ def _conversation(body: TextsBody, work: PooledWork, dimensions: int | None) -> 
         raise RequestError("input and messages are both given; leave one out", param="messages")
     served, config = work.served, work.state.config
     with renamed_params({"prompt": "messages", "input": "messages"}):
-        ids = render_messages(body, served, config.trust_request_chat_template, opens_answer=False)
+        ids = render_messages(body, served, config, opens_answer=False)
         return read_text(ids, served.tokenizer, served.facts, work.options(dimensions))
