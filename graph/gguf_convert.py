@@ -100,6 +100,10 @@ def _write_parts(file: GgufFile, target: Path, dtype: str) -> None:
             )
         except (ValueError, KeyError, TypeError) as exc:
             raise SourceError(f"cannot rebuild the tokenizer of {file.path}: {exc}") from exc
+        named = _named_templates(file.header.metadata)
+        if named:
+            main = {} if tokenizer.chat_template is None else {"default": tokenizer.chat_template}
+            tokenizer.chat_template = {**main, **named}
         config.save_pretrained(target)
         generation.save_pretrained(target)
         tokenizer.save_pretrained(target)
@@ -181,6 +185,16 @@ def _add_pair(writer: Any, key: str, value: Any) -> None:
             writer.add_string(key, value)
     else:
         writer.add_array(key, value)
+
+
+def _named_templates(metadata: dict[str, Any]) -> dict[str, str]:
+    """Chat templates beside the main one, which transformers does not read."""
+    prefix = "tokenizer.chat_template."
+    return {
+        key.removeprefix(prefix): value
+        for key, value in metadata.items()
+        if key.startswith(prefix) and isinstance(value, str)
+    }
 
 
 def _stop_ids(metadata: dict[str, Any], eos: int | list[int] | None) -> int | list[int] | None:

@@ -35,8 +35,12 @@ INDEX_NAME = "model.safetensors.index.json"
 MODEL_DTYPES = ("bfloat16", "float16", "float32")
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
 HUB_IGNORED = ("*/*", "consolidated*")  # other formats and second copies of the weights
-# What sentence-transformers keeps beside the model: how to pool, and layers behind that.
-HUB_SENTENCE_PATTERNS = ("[0-9]_*/config.json", "[0-9]_*/model.safetensors")
+# What is read in folders: named chat templates; how sentence-transformers pools, and its layers.
+HUB_FOLDER_PATTERNS = (
+    "additional_chat_templates/*.jinja",
+    "[0-9]_*/config.json",
+    "[0-9]_*/model.safetensors",
+)
 
 
 @dataclass(frozen=True)
@@ -182,9 +186,7 @@ def _hub_snapshot(repo: str, local: bool) -> Path:
             local_files_only=local,
         )
     )
-    if (path / "modules.json").exists():
-        patterns = list(HUB_SENTENCE_PATTERNS)
-        snapshot_download(repo, allow_patterns=patterns, local_files_only=local)
+    snapshot_download(repo, allow_patterns=list(HUB_FOLDER_PATTERNS), local_files_only=local)
     return path
 
 

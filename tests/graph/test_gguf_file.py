@@ -10,7 +10,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Quant
 from gguf import GGUFWriter
-from support_gguf import HEAD_DIM, TOKENS, add_tensor, finish, write_llama
+from support_gguf import HEAD_DIM, TEMPLATE, TOKENS, add_tensor, finish, write_llama
 
 from girih.graph import fetch
 from girih.graph.checkpoint import open_checkpoint
@@ -146,6 +146,14 @@ def test_transformers_loads_the_directory_and_agrees(tmp_path):
     with open_checkpoint(files) as checkpoint:
         wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
         assert {name: checkpoint.shape(name) for name in checkpoint.names()} == wanted
+
+
+def test_named_chat_templates_are_kept(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    write_llama(path, pairs={"tokenizer.chat_template.tool_use": "{{ tools }}"})
+    files = resolve_source(str(path)).path
+    assert (files / "additional_chat_templates" / "tool_use.jinja").read_text() == "{{ tools }}"
+    assert (files / "chat_template.jinja").read_text() == TEMPLATE
 
 
 def rope_factors(factor: float, low: float = 1.0, high: float = 4.0) -> np.ndarray:
