@@ -13,6 +13,7 @@ from girih.serve.api.chat_parts import ToolCallDelta
 from girih.serve.api.errors import as_api_error, json_response
 from girih.serve.api.logprobs import LogprobsFormatter
 from girih.serve.api.protocol import ChatCompletionRequest, StreamOptions
+from girih.serve.api.sampling import check_temperature
 from girih.serve.api.state import open_request
 from girih.serve.api.streaming import DONE, KEEP_ALIVE, EventStream, event
 from girih.serve.chat_messages import plain_message
@@ -24,6 +25,7 @@ router = APIRouter()
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, streamed or whole."""
     state, body, served = await open_request(request, ChatCompletionRequest)
+    check_temperature(body.temperature)
     echo = _echoed_text(body)
     job = await start_chat(request, body, served, state, "chatcmpl-")
     writer = _ChatWriter(job, echo)

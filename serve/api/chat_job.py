@@ -190,11 +190,12 @@ async def start_chat(
     Raises:
         GirihError: it is refused.
     """
-    if is_long(body):
-        plan, form = await asyncio.to_thread(_plan, http, body, served, state, prefix)
-    else:
-        plan, form = _plan(http, body, served, state, prefix)
-    streams = await submit_all(served.engine, plan.requests)
+    with renamed_params({"prompt": "messages"}):
+        if is_long(body):
+            plan, form = await asyncio.to_thread(_plan, http, body, served, state, prefix)
+        else:
+            plan, form = _plan(http, body, served, state, prefix)
+        streams = await submit_all(served.engine, plan.requests)
     return ChatJob(body, served, plan, streams, form)
 
 

@@ -15,6 +15,7 @@ from girih.serve.api.errors import json_response
 from girih.serve.api.generation import LONG_BODY, Plan, Usage
 from girih.serve.api.logprobs import LogprobsFormatter, TextOffsets, prompt_offsets
 from girih.serve.api.protocol import CompletionRequest
+from girih.serve.api.sampling import check_temperature
 from girih.serve.api.state import Served, open_request
 from girih.serve.api.streaming import (
     EventStream,
@@ -32,6 +33,7 @@ router = APIRouter()
 async def completions(request: Request) -> Response:
     """Complete prompts, streamed or whole."""
     state, body, served = await open_request(request, CompletionRequest)
+    check_temperature(body.temperature)
     if len(await request.body()) > LONG_BODY:
         prompts, plan = await asyncio.to_thread(plan_completion, request, body, served, state)
     else:

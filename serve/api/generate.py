@@ -55,8 +55,9 @@ class GenerateRequest(Body):
     sampling_params: dict[str, Any] | None = described(
         f"Any of {', '.join(sorted(SAMPLING))}.",
         properties={
-            name: CompletionRequest.model_json_schema()["properties"][name]
-            for name in sorted(SAMPLING)
+            name: {k: v for k, v in schema.items() if (name, k) != ("temperature", "maximum")}
+            for name, schema in sorted(CompletionRequest.model_json_schema()["properties"].items())
+            if name in SAMPLING
         },
         examples=[{"max_tokens": 4, "temperature": 0}],
     )
@@ -79,7 +80,7 @@ async def generate(request: Request) -> Response:
     state, body, served = await open_request(request, GenerateRequest)
     with renamed_params(PARAMS):
         _, plan = plan_completion(request, _as_completion(body), served, state)
-    streams = await submit_all(served.engine, plan.requests)
+        streams = await submit_all(served.engine, plan.requests)
     writer = _GenerateWriter(body, served, plan)
     if body.stream:
         chunks = choice_events(writer, streams, body, state.config.keep_alive_seconds)

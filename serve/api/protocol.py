@@ -67,7 +67,7 @@ class StreamOptions(Part):
 class SamplerFields(Body):
     """How tokens are chosen and when they end: the same fields on every route with all of them."""
 
-    temperature: float | None = described("0 is greedy.", minimum=0)
+    temperature: float | None = described("0 is greedy.", minimum=0, maximum=2)
     top_p: float | None = described("Nucleus mass.", exclusiveMinimum=0, maximum=1)
     top_k: Integer | None = described("Best k tokens; 0 and -1 are off.", minimum=-1)
     min_p: float | None = described("Least share of the best probability.", minimum=0, maximum=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from girih.kernels.errors import RequestError
+from girih.serve.api.errors import renamed_params
 from girih.serve.api.generation import LONG_BODY, refuse_endless
 from girih.serve.api.protocol import RenderingBody
 from girih.serve.api.state import Served
@@ -79,9 +80,10 @@ def render_messages(
         continue_final_message=continues,
         **_variables(body, template),
     )
-    if getattr(body, "truncate_prompt_tokens", None) is None:
-        refuse_endless(text, served)
-    return served.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    with renamed_params({"prompt": "messages"}):
+        if getattr(body, "truncate_prompt_tokens", None) is None:
+            refuse_endless(text, served)
+        return served.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
 
 
 def _variables(body: RenderingBody, template: ChatTemplate) -> dict[str, Any]:

@@ -54,6 +54,16 @@ def sampling_fields(
     return fields
 
 
+def check_temperature(temperature: float | None, most: float = 2) -> None:
+    """Raise `RequestError` for a temperature that the API whose shape a route has does not take."""
+    if temperature is not None and not 0 <= temperature <= most:
+        raise RequestError(
+            f"temperature is {temperature:g}; it must be 0 (greedy) to {most:g}, as in the API of "
+            "this route: /inference/v1/generate has no upper limit",
+            param="temperature",
+        )
+
+
 def refuse_with_stream(body: SamplingBody) -> None:
     """Raise `RequestError` for combinations that a stream cannot carry."""
     if body.stream_options is not None and not body.stream:

@@ -5,7 +5,7 @@ import time
 
 import httpx
 import pytest
-from support_serving import MODEL
+from support_serving import MODEL, RunningServer
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"prompt": "hi"}
@@ -221,6 +221,67 @@ def test_only_json_is_read(shared_server, kind):
     assert "application/json" in answer.json()["error"]["message"]
 
 
+def said(text):
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+WITH_TEXT = [
+    ("/v1/chat/completions", "messages", said),
+    ("/v1/messages", "messages", lambda text: {**said(text), "max_tokens": 1}),
+    ("/v1/responses", "input", lambda text: {"input": text}),
+    ("/v1/completions", "prompt", lambda text: {"prompt": text}),
+]
+COUNTING = [
+    ("/v1/messages/count_tokens", "messages", said),
+    ("/tokenize", "messages", said),
+    ("/tokenize", "prompt", lambda text: {"prompt": text}),
+]
+
+
+@pytest.mark.parametrize(("path", "param", "as_body"), [*WITH_TEXT, *COUNTING])
+def test_the_field_that_is_too_long_is_named(shared_server, path, param, as_body):
+    long, endless = "word " * 256, "word " * 100_000  # the second is not even tokenized
+    for text in (endless,) if (path, param, as_body) in COUNTING else (long, endless):
+        answer = shared_server.post(path, **as_body(text))
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+
+
+@pytest.mark.parametrize(("path", "param", "as_body"), WITH_TEXT)
+def test_the_field_that_the_cache_can_never_hold_is_named(small_cache, path, param, as_body):
+    error = small_cache.post(path, **as_body("word " * 40)).json()["error"]
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+    assert "the KV cache" in error["message"]
+
+
+def test_ids_that_the_cache_can_never_hold_are_named(small_cache):
+    error = small_cache.post("/inference/v1/generate", token_ids=[5] * 200).json()["error"]
+    assert (error["param"], error["code"]) == ("token_ids", "context_length_exceeded")
+
+
+@pytest.fixture(scope="module")
+def small_cache():
+    with RunningServer(num_blocks=8) as server:  # 112 tokens; the model takes 256
+        yield server
+
+
+@pytest.mark.parametrize(("path", "param", "as_body"), WITH_TEXT)
+def test_temperatures_are_those_of_the_api_whose_shape_a_route_has(
+    shared_server, path, param, as_body
+):
+    most = 1 if path == "/v1/messages" else 2
+    body = {**as_body("a"), "max_tokens": 2}
+    for wrong in (most + 0.001, 2.5, -1):
+        error = shared_server.post(path, **body, temperature=wrong).json()["error"]
+        assert error["param"] == "temperature"
+        assert f"temperature is {wrong}; it must be 0 (greedy) to {most}," in error["message"]
+    for right in (0, most, None):
+        assert shared_server.post(path, **body, temperature=right).status_code == 200
+    free = {"token_ids": [1, 2], "sampling_params": {"temperature": 2.5, "max_tokens": 2}}
+    assert shared_server.post("/inference/v1/generate", **free).status_code == 200
+
+
 def test_a_full_queue_is_a_429(new_server):
     server = new_server(max_num_seqs=1, max_num_waiting=1, step_seconds=0.05)
     answers = []
@@ -240,11 +301,3 @@ def test_a_full_queue_is_a_429(new_server):
     error = refused.json()["error"]
     assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
     assert refused.headers["retry-after"]
-
-
-def test_a_prompt_the_cache_can_never_hold_is_a_400(new_server):
-    server = new_server(num_blocks=4, block_size=16, max_model_len=256)
-    answer = server.post("/v1/completions", prompt=[5] * 100, max_tokens=4)
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")

@@ -118,6 +118,18 @@ def test_what_no_conversation_can_be_made_of_is_a_400(embedder, fields, param, w
     assert error["param"] == param
 
 
+@pytest.mark.parametrize(("path", "fields", "param"), [
+    ("/v1/embeddings", {"input": "a " * 400}, "input"),
+    ("/v1/score", {"queries": "a", "documents": ["b", "a " * 400]}, "documents"),
+    ("/v1/score", {"text_1": "a " * 50_000, "text_2": "b"}, "text_1"),
+    ("/v1/rerank", {"query": "a", "documents": ["a " * 50_000]}, "documents"),
+    ("/v1/rerank", {"query": "a " * 50_000, "documents": ["b"]}, "query"),
+])  # fmt: skip
+def test_the_field_with_a_text_that_is_too_long_is_named(embedder, path, fields, param):
+    error = error_of(embedder.post(path, **fields))
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+
+
 def test_pooling_is_for_the_task_of_the_model(embedder):
     assert embedder.post("/pooling", input="a", task="embed").status_code == 200
     error = error_of(embedder.post("/pooling", input="a", task="classify"))

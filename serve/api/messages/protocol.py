@@ -24,7 +24,6 @@ PARAMS = {
     "stop": "stop_sequences",
     "reasoning_effort": "output_config",
     "response_format": "output_config",
-    "prompt": "messages",
 }
 """Field of a chat request → field here, for error messages."""
 
@@ -104,7 +103,7 @@ class MessagesRequest(CountTokensRequest):
     )
     stop_sequences: list[str] | None = described("Strings that end the output.")
     stream: bool | None = described("Send the answer as server-sent events.")
-    temperature: float | None = described("0 is greedy.", minimum=0)
+    temperature: float | None = described("0 is greedy.", minimum=0, maximum=1)
     top_p: float | None = described("Nucleus mass.", exclusiveMinimum=0, maximum=1)
     top_k: Integer | None = described("Best k tokens; 0 and -1 are off.", minimum=-1)
     output_config: OutputConfig | None = described("Effort and shape of the output.")

@@ -19,6 +19,7 @@ from girih.serve.api.messages.protocol import (
     as_chat,
 )
 from girih.serve.api.rendering import is_long, render_messages
+from girih.serve.api.sampling import check_temperature
 from girih.serve.api.state import open_request
 from girih.serve.api.streaming import KEEP_ALIVE, EventStream, event
 
@@ -35,6 +36,7 @@ STOP_REASONS = {
 async def create_message(request: Request) -> Response:
     """Answer a conversation, streamed or whole."""
     state, body, served = await open_request(request, MessagesRequest)
+    check_temperature(body.temperature, most=1)
     chat = as_chat(body)
     with renamed_params(PARAMS):
         job = await start_chat(request, chat, served, state, "msg_")

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from girih.kernels.errors import RequestError
 from girih.serve.api.bodies import ignored_header
-from girih.serve.api.errors import json_response
+from girih.serve.api.errors import json_response, renamed_params
 from girih.serve.api.pooling.protocol import (
     ClassifyRequest,
     EmbeddingRequest,
@@ -111,9 +111,9 @@ async def score(request: Request) -> Response:
     state, body, served = await open_request(request, ScoreRequest, SCORING)
     work = PooledWork(request, body, state, served)
     work.check()
-    pairs = _pairs(body)
+    name, pairs = _pairs(body)
     work.check_count("text_2", len(pairs))
-    scored = await _score(work, pairs)
+    scored = await _score(work, pairs, name)
     if scored is None:
         return Response(status_code=GONE)
     scores, usage = scored
@@ -134,7 +134,7 @@ async def rerank(request: Request) -> Response:
     work.check()
     query, documents = _ranked(body)
     work.check_count("documents", len(documents))
-    scored = await _score(work, [(query, document) for document in documents])
+    scored = await _score(work, [(query, document) for document in documents], "query")
     if scored is None:
         return Response(status_code=GONE)
     scores, usage = scored
@@ -151,14 +151,16 @@ async def rerank(request: Request) -> Response:
 
 
 async def _score(
-    work: PooledWork, pairs: list[tuple[str, str]]
+    work: PooledWork, pairs: list[tuple[str, str]], first: str
 ) -> tuple[list[float], dict[str, Any]] | None:
-    """Scores and usage; None when the client went away."""
+    """Scores and usage; None when the client went away. `first`: the field of the first texts."""
     served, options = work.served, work.options()
 
     def plan() -> ScorePlan:
-        work.check_room([text for pair in pairs for text in pair])
-        return plan_scores(pairs, served.tokenizer, served.facts, options)
+        work.check_room(first, [text for text, _ in pairs])
+        work.check_room(work.source, [text for _, text in pairs])
+        with renamed_params({"prompt": work.source, "input": work.source}):
+            return plan_scores(pairs, served.tokenizer, served.facts, options)
 
     planned = await work.read(plan)
     deltas = await work.run(planned.texts)
@@ -176,8 +178,8 @@ def _check_format(wanted: str | None) -> None:
         )
 
 
-def _pairs(body: ScoreRequest) -> list[tuple[str, str]]:
-    """The texts to score, whatever names their fields have."""
+def _pairs(body: ScoreRequest) -> tuple[str, list[tuple[str, str]]]:
+    """The field of the first texts, and the texts to score, whatever names their fields have."""
     first = {n: v for n in ("text_1", "data_1", "queries") if (v := getattr(body, n)) is not None}
     second = {
         n: v
@@ -193,7 +195,7 @@ def _pairs(body: ScoreRequest) -> list[tuple[str, str]]:
                 param=wanted,
             )
     (name_1, texts_1), (name_2, texts_2) = *first.items(), *second.items()
-    return match_pairs(texts_1, texts_2, (name_1, name_2))
+    return name_1, match_pairs(texts_1, texts_2, (name_1, name_2))
 
 
 def _ranked(body: RerankRequest) -> tuple[str, list[str]]:

@@ -32,6 +32,7 @@ from girih.serve.output_processor import Delta
 from girih.serve.texts import PooledText, TextOptions, read_text
 
 T = TypeVar("T")
+SOURCES = ("messages", "text_2", "data_2", "documents", "items")
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,12 @@ class PooledWork:
     body: PooledBody
     state: ServerState
     served: Served
+
+    @property
+    def source(self) -> str:
+        """The field that the texts are of, for errors; of pairs the second text's."""
+        given = (name for name in SOURCES if getattr(self.body, name, None) is not None)
+        return next(given, "input")
 
     def check(self) -> None:
         """Raise `RequestError` for a field that cannot be obeyed."""
@@ -74,10 +81,10 @@ class PooledWork:
                 param=name,
             )
 
-    def check_room(self, texts: Sequence[str]) -> None:
-        """Raise `RequestError` for a text that cannot fit, unless it is to be cut."""
+    def check_room(self, name: str, texts: Sequence[str]) -> None:
+        """Raise `RequestError` for a text of a field that cannot fit, unless it is to be cut."""
         if self.body.truncate_prompt_tokens is None:
-            with renamed_params({"prompt": "input"}):
+            with renamed_params({"prompt": name}):
                 for text in texts:
                     refuse_endless(text, self.served)
 
@@ -107,8 +114,7 @@ class PooledWork:
             )
             for place, text in enumerate(texts)
         ]
-        source = "input" if getattr(self.body, "messages", None) is None else "messages"
-        with renamed_params({"input": source}):
+        with renamed_params({"input": self.source}):
             streams = await submit_all(self.served.engine, requests)
         deltas = await run_until_disconnect(self.http, collect(streams))
         if deltas is not None and any(delta.finish_reason == "abort" for delta in deltas):
@@ -153,7 +159,7 @@ def read_inputs(
     is_single = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
     inputs: list[Any] = [given] if is_single else list(given)
     work.check_count("input", len(inputs))
-    work.check_room([text for text in inputs if isinstance(text, str)])
+    work.check_room("input", [text for text in inputs if isinstance(text, str)])
     served, options = work.served, work.options(dimensions)
     return [read_text(text, served.tokenizer, served.facts, options) for text in inputs]
 
@@ -162,6 +168,6 @@ def _conversation(body: TextsBody, work: PooledWork, dimensions: int | None) -> 
     if body.input is not None:
         raise RequestError("input and messages are both given; leave one out", param="messages")
     served, config = work.served, work.state.config
-    with renamed_params({"prompt": "messages", "input": "messages"}):
+    with renamed_params({"input": "messages"}):
         ids = render_messages(body, served, config, opens_answer=False)
         return read_text(ids, served.tokenizer, served.facts, work.options(dimensions))

@@ -36,7 +36,6 @@ PARAMS = {
     "max_completion_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning",
     "response_format": "text",
-    "prompt": "input",
 }
 """Field of a chat request → field here, for error messages."""
 

@@ -15,6 +15,7 @@ from girih.serve.api.responses.items import as_messages
 from girih.serve.api.responses.output import OutputBuilder, new_id
 from girih.serve.api.responses.protocol import PARAMS, ResponsesRequest, as_chat
 from girih.serve.api.responses.store import ResponseStore, StoredResponse
+from girih.serve.api.sampling import check_temperature
 from girih.serve.api.state import ServerState, open_request
 from girih.serve.api.streaming import KEEP_ALIVE, EventStream, event
 
@@ -30,6 +31,7 @@ CONTINUED = ("completed", "incomplete")
 async def create_response(request: Request) -> Response:
     """Answer input items, streamed or whole; the answer is kept for later turns."""
     state, body, served = await open_request(request, ResponsesRequest)
+    check_temperature(body.temperature)
     _check_background(body, state)
     history = _history(body, state.responses)
     opening = [{"role": "system", "content": body.instructions}] if body.instructions else []
