@@ -9,13 +9,13 @@ from __future__ import annotations
 import collections
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import NoneType
-from typing import Annotated, Any, Never, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Never, TypeVar, get_args
 
 import msgspec
 from fastapi import Request
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic_core import ErrorDetails
 
 from girih.serve.api.errors import ApiError
@@ -41,13 +41,32 @@ class Part(BaseModel):
 
 
 class Body(Part):
-    """A request body."""
+    """A request body.
+
+    Attributes:
+        unset_when_empty: fields of a class whose empty text, list or object says as much as null.
+    """
+
+    unset_when_empty: ClassVar[tuple[str, ...]] = ()
+    _without_effect: set[str] = PrivateAttr(default_factory=set)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Unset the fields that are empty."""
+        kinds = type(self).__mro__
+        for name in {n for kind in kinds for n in vars(kind).get("unset_when_empty", ())}:
+            if getattr(self, name) in ("", [], {}):
+                setattr(self, name, None)
+                self.ignore(name)
+
+    def ignore(self, name: str) -> None:
+        """Note a field that is known, but has no effect here, and harms nobody by that."""
+        self._without_effect.add(name)
 
     def ignored_fields(self) -> list[str]:
-        """Names of fields this server does not know, also of those inside known objects."""
+        """Names of fields that have no effect, also of unknown ones inside known objects."""
         parts = {n: v for n in self.model_fields_set if isinstance(v := getattr(self, n), Part)}
         inside = [f"{name}.{n}" for name, part in parts.items() for n in part.model_extra or {}]
-        return sorted([*(self.model_extra or {}), *inside])
+        return sorted({*(self.model_extra or {}), *inside, *self._without_effect})
 
 
 BodyType = TypeVar("BodyType", bound=Body)
@@ -78,14 +97,9 @@ def parse_body(kind: type[BodyType], raw: bytes) -> BodyType:
     """
     _check_json(raw)
     try:
-        body = kind.model_validate_json(raw, strict=True)
+        return kind.model_validate_json(raw, strict=True)
     except ValidationError as error:
         raise _as_api_error(kind, error) from error
-    for name in body.ignored_fields():
-        if name not in _reported and len(_reported) < 1000:
-            _reported.add(name)
-            logger.warning("request field %r is not known and was ignored", name[:64])
-    return body
 
 
 def make_body(kind: type[BodyType], fields: dict[str, Any]) -> BodyType:
@@ -100,9 +114,23 @@ def make_body(kind: type[BodyType], fields: dict[str, Any]) -> BodyType:
         raise _as_api_error(kind, error) from error
 
 
-def ignored_header(body: Body) -> dict[str, str]:
-    """Return the header that names ignored fields, {} when there are none."""
-    names = [name.encode("ascii", "replace").decode()[:64] for name in body.ignored_fields()[:20]]
+def ignored_header(
+    body: Body, made: Body | None = None, sent_as: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the header that names ignored fields, {} when there are none; they are logged once.
+
+    Args:
+        body: the request as it was sent.
+        made: the one of another route that was made from it.
+        sent_as: field of that one → field here.
+    """
+    of_made = made.ignored_fields() if made is not None else ()
+    fields = sorted({*body.ignored_fields(), *((sent_as or {}).get(n, n) for n in of_made)})
+    for name in fields:
+        if name not in _reported and len(_reported) < 1000:
+            _reported.add(name)
+            logger.warning("request field %r has no effect and was ignored", name[:64])
+    names = [name.encode("ascii", "replace").decode()[:64] for name in fields[:20]]
     printable = [name for name in names if name.isprintable()]
     return {"x-girih-ignored": ", ".join(printable)} if printable else {}
 

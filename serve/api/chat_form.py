@@ -202,6 +202,11 @@ def _continued_text(body: ChatCompletionRequest) -> str:
 def _tool_choice(body: ChatCompletionRequest) -> tuple[str, str | None]:
     """("none", "auto", "required" or "named", the name of the function)."""
     choice = body.tool_choice
+    if not body.tools and body.parallel_tool_calls is not None:
+        body.ignore("parallel_tool_calls")
+    if choice == "auto" and not body.tools:
+        body.ignore("tool_choice")
+        choice = None
     if choice is None:
         choice = "auto" if body.tools else "none"
     if choice != "none" and not body.tools:

@@ -6,7 +6,7 @@ ChatCompletionRequest ─▶ start_chat ─▶ ChatJob ─▶ ChatNews, streamed
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,12 +89,14 @@ class ChatJob:
         self._called = [False] * len(streams)
         self._reasoning = [""] * len(streams)
 
-    def headers(self, body: Body) -> dict[str, str]:
+    def headers(self, body: Body, sent_as: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return what the response's headers tell of the request that the client sent.
 
         Args:
             body: as it was sent; the chat request may have been made from it.
+            sent_as: field of the chat request → field of `body`.
         """
+        ignored = ignored_header(body, self.body, sent_as)
         places = damaged_calls(
             [
                 plain_message(message, index) if message.get("tool_calls") else {}
@@ -102,9 +104,9 @@ class ChatJob:
             ]
         )
         if not places:
-            return ignored_header(body)
+            return ignored
         text = "; ".join(f"{place} is not a JSON object" for place in places[:MAX_WARNINGS])
-        return {**ignored_header(body), "x-girih-warnings": text}
+        return {**ignored, "x-girih-warnings": text}
 
     def close(self) -> None:
         """Abort what still runs."""

@@ -78,17 +78,18 @@ class GenerateRequest(Body):
 async def generate(request: Request) -> Response:
     """Continue token ids, streamed or whole."""
     state, body, served = await open_request(request, GenerateRequest)
+    completion = _as_completion(body)
     with renamed_params(PARAMS):
-        _, plan = plan_completion(request, _as_completion(body), served, state)
+        _, plan = plan_completion(request, completion, served, state)
         streams = await submit_all(served.engine, plan.requests)
     writer = _GenerateWriter(body, served, plan)
     if body.stream:
         chunks = choice_events(writer, streams, body, state.config.keep_alive_seconds)
-        return EventStream(chunks, streams, ignored_header(body))
+        return EventStream(chunks, streams, ignored_header(body, completion))
     deltas = await run_until_disconnect(request, collect(streams))
     if deltas is None:
         return Response(status_code=499)
-    return json_response(writer.whole(deltas), headers=ignored_header(body))
+    return json_response(writer.whole(deltas), headers=ignored_header(body, completion))
 
 
 def _as_completion(body: GenerateRequest) -> CompletionRequest:

@@ -1,7 +1,7 @@
 """Fields of the two OpenAI generation routes and of the tokenizer routes, with their types.
 
-Values are checked by `sampling`. A field named here is either obeyed or refused; a field that is
-not is reported in the response header `x-girih-ignored`.
+Values are checked by `sampling`. A field named here is obeyed or refused, unless nobody misses its
+effect; such ones, and fields that are not named here, are told in the header `x-girih-ignored`.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ class SamplingBody(SamplerFields):
         "kv_transfer_params",
         "watermarking",
     )
+    unset_when_empty = (*not_supported, "request_id")
 
     model: str | None = described("The served model; it may be left out.")
     n: Integer | None = described("Choices per prompt.", minimum=1)
@@ -157,6 +158,8 @@ class SamplingBody(SamplerFields):
 class CompletionRequest(SamplingBody):
     """Body of /v1/completions."""
 
+    unset_when_empty = ("suffix",)
+
     prompt: str | list[Integer] | list[str] | list[list[Integer]] | None = described(
         "A text, token ids, or a list of either.", examples=["Once upon a time", [[1, 2, 3]]]
     )
@@ -171,6 +174,8 @@ class CompletionRequest(SamplingBody):
 
 class RenderingBody(Body):
     """Fields that turn a conversation into a prompt."""
+
+    unset_when_empty: ClassVar[tuple[str, ...]] = ("tools", "documents")
 
     messages: list[dict[str, Any]] | None = described("The conversation.", **MESSAGES_SCHEMA)
     add_generation_prompt: bool | None = described("Open the assistant's turn at the end.")
@@ -211,6 +216,7 @@ class ChatCompletionRequest(RenderingBody, SamplingBody):
         "function_call",
         "audio",
     )
+    unset_when_empty = ("functions", "function_call", "audio", "modalities")
 
     max_completion_tokens: Integer | None = described("Longest output in tokens.", minimum=1)
     logprobs: bool | None = described("Report log-probabilities of output tokens.")

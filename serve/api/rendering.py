@@ -98,31 +98,34 @@ def _variables(body: RenderingBody, template: ChatTemplate) -> dict[str, Any]:
     if body.tools is not None and getattr(body, "tool_choice", None) != "none":
         variables["tools"] = check_tools(body.tools)
     if body.documents is not None:
-        _require_name(template, "documents", ("documents",))
+        if "documents" not in template.source:
+            raise RequestError(
+                "documents is set, but this model's chat template does not use it; leave it out",
+                param="documents",
+            )
         variables["documents"] = body.documents
-    if body.reasoning_effort is not None:
-        _require_name(template, "reasoning_effort", ("reasoning_effort", "enable_thinking"))
-        variables["reasoning_effort"] = body.reasoning_effort
-        variables["enable_thinking"] = body.reasoning_effort != "none"
-    return {**variables, **given}
+    for name in given:
+        if name not in template.source:
+            body.ignore(f"chat_template_kwargs.{name}")
+    return {**variables, **_thinking(body, template), **given}
 
 
-def _require_name(template: ChatTemplate, field: str, names: tuple[str, ...]) -> None:
-    if not any(name in template.source for name in names):
-        raise RequestError(
-            f"{field} is set, but this model's chat template does not use it; leave it out",
-            param=field,
-        )
+def _thinking(body: RenderingBody, template: ChatTemplate) -> dict[str, Any]:
+    effort = body.reasoning_effort
+    if effort is None:
+        return {}
+    variables = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    if not any(name in template.source for name in variables):
+        body.ignore("reasoning_effort")
+    return variables
 
 
 def check_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return `tools` when each is a function with a name.
 
     Raises:
-        RequestError: the list is empty, or an entry has another form.
+        RequestError: an entry has another form.
     """
-    if not tools:
-        raise RequestError("tools is empty; name at least one, or leave it out", param="tools")
     for index, tool in enumerate(tools):
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict):

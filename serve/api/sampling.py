@@ -66,12 +66,14 @@ def check_temperature(temperature: float | None, most: float = 2) -> None:
 
 def refuse_with_stream(body: SamplingBody) -> None:
     """Raise `RequestError` for combinations that a stream cannot carry."""
-    if body.stream_options is not None and not body.stream:
-        raise RequestError(
-            "stream_options is set but stream is not true; set stream, or leave it out",
-            param="stream_options",
-        )
     options = body.stream_options
+    if options is not None and not body.stream:
+        if options.include_usage or options.continuous_usage_stats:
+            raise RequestError(
+                "stream_options is set but stream is not true; set stream, or leave it out",
+                param="stream_options",
+            )
+        body.ignore("stream_options")
     if options is not None and options.continuous_usage_stats and not options.include_usage:
         raise RequestError(
             "stream_options.continuous_usage_stats is true, but include_usage is not; set "
@@ -136,6 +138,9 @@ def check_salt(salt: str | None) -> None:
 
 
 def _refuse_unsupported(body: SamplingBody) -> None:
+    if isinstance(body, ChatCompletionRequest) and body.function_call in ("none", "auto"):
+        body.function_call = None  # without functions it says nothing
+        body.ignore("function_call")
     for name in body.not_supported:
         value = getattr(body, name)
         if value not in (None, False) and not (name == "length_penalty" and value == 1.0):

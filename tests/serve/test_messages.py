@@ -111,7 +111,6 @@ def test_errors_have_the_shape_the_client_reads(client):
         ({"tools": [{"type": "web_search_20250305"}]}, "tools"),
         ({"tool_choice": {"type": "maybe"}}, "tool_choice"),
         ({"thinking": {"type": "deep"}}, "thinking"),
-        ({"output_config": {"effort": "high"}}, "output_config"),
     ],
 )
 def test_bad_messages_name_the_field(shared_server, body, param):

@@ -104,7 +104,7 @@ def test_settings_of_the_template_are_obeyed(embedder):
     ({"messages": []}, "messages", "empty"),
     ({"messages": TALK, "input": "a"}, "messages", "both given"),
     ({"input": "a", "chat_template": "x"}, "chat_template", "for messages"),
-    ({"input": "a", "tools": []}, "tools", "for messages"),
+    ({"input": "a", "tools": [{}]}, "tools", "for messages"),
     ({"messages": [{"role": "bard", "content": "a"}]}, "messages", "bard"),
     ({"messages": [{"role": "user", "content": "a " * 400}]}, "messages", "at most 256"),
     ({"messages": TALK, "chat_template": "{{ '' }}"}, "messages", "empty"),

@@ -22,7 +22,6 @@ SAME = (
 )
 PARAMS = {
     "stop": "stop_sequences",
-    "reasoning_effort": "output_config",
     "response_format": "output_config",
 }
 """Field of a chat request → field here, for error messages."""
@@ -76,6 +75,8 @@ class OutputConfig(Part):
 class CountTokensRequest(Body):
     """Body of /v1/messages/count_tokens."""
 
+    unset_when_empty = ("tools",)
+
     model: str | None = described("The served model; it may be left out.")
     messages: list[dict[str, Any]] = Field(
         description="The conversation; a last message of the assistant is continued.",
@@ -94,9 +95,22 @@ class CountTokensRequest(Body):
         nested = ["thinking.budget_tokens"] if has_budget else []
         return sorted([*super().ignored_fields(), *nested])
 
+    @property
+    def sent_as(self) -> dict[str, str]:
+        """Field of a chat request → field here, for fields without effect."""
+        names = {
+            "reasoning_effort": "output_config.effort",
+            "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+        }
+        if self.thinking is not None:
+            names["chat_template_kwargs.enable_thinking"] = "thinking"
+        return names
+
 
 class MessagesRequest(CountTokensRequest):
     """Body of POST /v1/messages."""
+
+    unset_when_empty = ("request_id",)
 
     max_tokens: Integer = Field(
         description="Longest output in tokens.", json_schema_extra={"minimum": 1}, examples=[64]

@@ -43,11 +43,11 @@ async def create_message(request: Request) -> Response:
     writer = _MessageWriter(job)
     if body.stream:
         events = writer.events(state.config.keep_alive_seconds)
-        return EventStream(events, job.streams, job.headers(body))
+        return EventStream(events, job.streams, job.headers(body, body.sent_as))
     news = await job.whole(request)
     if news is None:
         return Response(status_code=499)
-    return json_response(writer.whole(news[0]), headers=job.headers(body))
+    return json_response(writer.whole(news[0]), headers=job.headers(body, body.sent_as))
 
 
 @router.post("/v1/messages/count_tokens")
@@ -59,7 +59,8 @@ async def count_tokens(request: Request) -> Response:
         tokens = await asyncio.to_thread(render_messages, chat, served, state.config)
     else:
         tokens = render_messages(chat, served, state.config)
-    return json_response({"input_tokens": len(tokens)}, headers=ignored_header(body))
+    headers = ignored_header(body, chat, body.sent_as)
+    return json_response({"input_tokens": len(tokens)}, headers=headers)
 
 
 class _MessageWriter:

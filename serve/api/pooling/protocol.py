@@ -14,6 +14,7 @@ class PooledBody(Body):
     """Fields that these routes share."""
 
     not_supported: ClassVar[tuple[str, ...]] = ("normalize", "softmax", "activation")
+    unset_when_empty: ClassVar[tuple[str, ...]] = ("request_id",)
 
     model: str | None = described("The served model; it may be left out.")
     truncate_prompt_tokens: Integer | None = described(

@@ -34,10 +34,11 @@ SAME = (
 PARAMS = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
-    "reasoning_effort": "reasoning",
     "response_format": "text",
 }
 """Field of a chat request → field here, for error messages."""
+SENT_AS = {"reasoning_effort": "reasoning.effort"}
+"""The same, for fields without effect."""
 
 INPUT_SCHEMA: dict[str, Any] = {
     "minItems": 1,
@@ -64,6 +65,8 @@ class TextOptions(Part):
 class ResponsesRequest(SamplerFields):
     """Body of POST /v1/responses."""
 
+    unset_when_empty = ("tools", "previous_response_id", "request_id", "prompt", "conversation")
+
     model: str | None = described("The served model; it may be left out.")
     input: str | list[dict[str, Any]] = Field(
         description="A user's text, or items: messages, function calls and their outputs.",
@@ -80,7 +83,9 @@ class ResponsesRequest(SamplerFields):
     tools: list[dict[str, Any]] | None = described("Functions the model may call.")
     tool_choice: str | dict[str, Any] | None = described("none, auto, required or a function.")
     parallel_tool_calls: bool | None = described("Allow several calls in one answer.")
-    truncation: str | None = described("Only disabled.", enum=["disabled", None])
+    truncation: str | None = described(
+        "Nothing is ever dropped from a conversation.", enum=["auto", "disabled", None]
+    )
     stream: bool | None = described("Send the answer as server-sent events.")
     stream_interval: Integer | None = described("Fewest tokens per event.", minimum=1)
     background: bool | None = described(
@@ -140,10 +145,12 @@ def _refuse_unsupported(body: ResponsesRequest) -> None:
     for name in ("prompt", "conversation"):
         if getattr(body, name) not in (None, False):
             raise RequestError(f"{name} is not supported by this server; leave it out", name)
-    if body.truncation not in (None, "disabled"):
+    if body.truncation == "auto":
+        body.ignore("truncation")
+    elif body.truncation not in (None, "disabled"):
         raise RequestError(
-            f"truncation is {body.truncation!r}; this server supports 'disabled' only: it never "
-            "drops parts of a conversation by itself",
+            f"truncation is {body.truncation[:80]!r}; it must be auto or disabled (this server "
+            "drops no part of a conversation by itself)",
             param="truncation",
         )
 

@@ -13,7 +13,7 @@ from girih.serve.api.errors import as_api_error, json_response, renamed_params
 from girih.serve.api.logprobs import LogprobsFormatter
 from girih.serve.api.responses.items import as_messages
 from girih.serve.api.responses.output import OutputBuilder, new_id
-from girih.serve.api.responses.protocol import PARAMS, ResponsesRequest, as_chat
+from girih.serve.api.responses.protocol import PARAMS, SENT_AS, ResponsesRequest, as_chat
 from girih.serve.api.responses.store import ResponseStore, StoredResponse
 from girih.serve.api.sampling import check_temperature
 from girih.serve.api.state import ServerState, open_request
@@ -43,15 +43,15 @@ async def create_response(request: Request) -> Response:
     writer = _ResponseWriter(body, job, history, state.responses)
     if body.stream:
         events = writer.events(state.config.keep_alive_seconds)
-        return EventStream(events, job.streams, job.headers(body))
+        return EventStream(events, job.streams, job.headers(body, SENT_AS))
     if body.background:
         begun = writer.begun()
         state.background.start(job, writer.run())
-        return json_response(begun, headers=job.headers(body))
+        return json_response(begun, headers=job.headers(body, SENT_AS))
     news = await job.whole(request)
     if news is None:
         return Response(status_code=499)
-    return json_response(writer.whole(news[0]), headers=job.headers(body))
+    return json_response(writer.whole(news[0]), headers=job.headers(body, SENT_AS))
 
 
 @router.api_route("/v1/responses/{response_id}", methods=["GET", "DELETE"])
