@@ -371,6 +371,7 @@ class ModelCard(BaseModel):
     parent: str | None
     max_model_len: int
     task: Literal["generate", "embed", "classify"]
+    has_chat_template: bool = Field(description="Whether it takes conversations (messages).")
 
 
 class ModelDetails(ModelCard):

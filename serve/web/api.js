@@ -49,14 +49,19 @@ export async function getJson(path) {
   return (await send(path)).json();
 }
 
-/** POST a chat request; yields the JSON of each event until the end. */
-export async function* streamChat(body, signal) {
-  const response = await send("/v1/chat/completions", {
-    method: "POST",
-    signal,
-    headers: { "content-type": "application/json" },
-    body: JSON.stringify(body),
-  });
+function post(path, body, signal) {
+  const headers = { "content-type": "application/json" };
+  return send(path, { method: "POST", signal, headers, body: JSON.stringify(body) });
+}
+
+/** POST a request; returns the JSON of its answer. */
+export async function postJson(path, body, signal) {
+  return (await post(path, body, signal)).json();
+}
+
+/** POST a request that streams; yields the JSON of each event until the end. */
+export async function* streamJson(path, body, signal) {
+  const response = await post(path, body, signal);
   for await (const data of events(response.body)) {
     if (data === "[DONE]") return;
     const event = JSON.parse(data);

@@ -1,11 +1,15 @@
 // Puts the page together: views, colours, state of the server.
 
-import { clear, messages, startChat } from "/web/chat.js";
+import { clear, request, setChatMode, startChat } from "/web/chat.js";
+import { copyText, toast } from "/web/clipboard.js";
+import { CHAT, COMPLETION, modeOf, TEXTS } from "/web/modes.js";
 import { asCurl, askForKey, loadModels, startSettings } from "/web/settings.js";
 import { startStatus } from "/web/status.js";
+import { clearTexts, describeTexts, startTexts, textsRequest } from "/web/texts.js";
 
 const THEMES = ["system", "light", "dark"];
 const THEME = "girih.theme";
+const MODE = "girih.mode";
 const byId = (id) => document.getElementById(id);
 let knownModel = null;
 
@@ -32,14 +36,23 @@ function setView(view) {
   }
 }
 
-let toastTimer = 0;
-function toast(text) {
-  const box = byId("toast");
-  box.textContent = text;
-  box.hidden = false;
-  clearTimeout(toastTimer);
-  toastTimer = setTimeout(() => (box.hidden = true), 1800);
+/** Show what the model is for; until it is known, what the last one was for. */
+function setMode(mode) {
+  document.body.dataset.mode = mode.name;
+  localStorage.setItem(MODE, mode.name);
+  const [name, title] = mode === TEXTS ? ["Texts", "Clear the answers"] : ["Chat", "New conversation"];
+  byId("main-view").textContent = mode === COMPLETION ? "Text" : name;
+  byId("new").title = mode === COMPLETION ? "New text" : title;
+  if (mode !== TEXTS) setChatMode(mode);
 }
+
+async function onReady() {
+  const card = await loadModels();
+  setMode(modeOf(card));
+  if (isTexts()) describeTexts(card);
+}
+
+const isTexts = () => document.body.dataset.mode === TEXTS.name;
 
 function showState(state, text) {
   byId("state").dataset.state = state;
@@ -63,19 +76,19 @@ async function onStatus(status, error) {
   showState("good", status.model);
   if (knownModel !== status.model) {
     knownModel = status.model;
-    await loadModels().catch(() => (knownModel = null));
+    await onReady().catch(() => (knownModel = null));
   }
 }
 
+const onError = (error) => askForKey(error.status === 401);
 startTheme();
-startChat((error) => askForKey(error.status === 401));
+startChat(onError);
+startTexts(onError);
+setMode([CHAT, COMPLETION, TEXTS].find((mode) => mode.name === localStorage.getItem(MODE)) ?? CHAT);
 const refresh = startStatus(onStatus);
 startSettings(refresh);
-byId("new").addEventListener("click", clear);
-byId("copy-curl").addEventListener("click", async () => {
-  await navigator.clipboard.writeText(asCurl(messages()));
-  toast("Copied");
-});
+byId("new").addEventListener("click", () => (isTexts() ? clearTexts() : clear()));
+byId("copy-curl").addEventListener("click", () => copyText(asCurl(isTexts() ? textsRequest() : request())));
 for (const button of document.querySelectorAll("nav button")) {
   button.addEventListener("click", () => setView(button.dataset.view));
 }

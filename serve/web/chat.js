@@ -1,11 +1,17 @@
 // The conversation: sending, streaming, stopping, changing what was said.
 
-import { streamChat } from "/web/api.js";
+import { streamJson } from "/web/api.js";
+import { copyText } from "/web/clipboard.js";
 import { MessageView } from "/web/message.js";
+import { CHAT, COMPLETION } from "/web/modes.js";
 import { requestBody } from "/web/settings.js";
 import { watchTokens } from "/web/tokens.js";
 
 const STORE = "girih.chat";
+const PLACEHOLDERS = {
+  chat: ["Ask something", "Ask something"],
+  completion: ["Begin a text", "Add text, or just send"],
+};
 const NEAR_END = 80; // pixels: whoever reads further up is not pulled down
 
 const log = document.getElementById("log");
@@ -13,13 +19,32 @@ const input = document.getElementById("input");
 const sendButton = document.getElementById("send");
 const stopButton = document.getElementById("stop");
 
+let mode = CHAT;
 let views = [];
 let running = null; // AbortController of the answer being written
 let onError = () => {};
 
-/** The messages so far. */
-export function messages() {
-  return views.map((view) => view.message);
+const contents = () => views.map((view) => view.message);
+
+/** The request that the last answer came from, or that a message being written would make. */
+export function request() {
+  const said = contents();
+  const text = draft();
+  if (text) {
+    if (views.at(-1)?.failed) said.splice(firstFailed());
+    said.push({ role: "user", content: text });
+  } else if (said.at(-1)?.role === "assistant") {
+    said.pop();
+  }
+  if (!said.length) said.push({ role: "user", content: "Hello!" });
+  return { path: mode.path, body: requestBody(said, mode) };
+}
+
+/** Have the model answer, or continue; what was said in another mode is not shown. */
+export function setChatMode(wanted) {
+  if (mode === wanted) return;
+  mode = wanted;
+  show(restore());
 }
 
 /** Wire the page; `report` is called with an error of a request. */
@@ -40,23 +65,27 @@ export function startChat(report) {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") stop();
   });
-  for (const message of restore()) add(message);
-  showWelcome();
+  show(restore());
 }
 
 /** Forget the conversation. */
 export function clear() {
-  stop();
-  views = [];
-  log.replaceChildren();
+  show([]);
   save();
-  showWelcome();
   input.focus();
+}
+
+function show(messages) {
+  stop();
+  removeFrom(0);
+  for (const message of messages) add(message);
+  showWelcome();
 }
 
 function restore() {
   try {
-    return JSON.parse(sessionStorage.getItem(STORE)) ?? [];
+    const kept = JSON.parse(sessionStorage.getItem(STORE));
+    return kept?.mode === mode.name ? kept.messages : [];
   } catch {
     return [];
   }
@@ -65,13 +94,14 @@ function restore() {
 function save() {
   const kept = views.filter((view) => !view.failed).map((view) => view.message);
   const plain = kept.map(({ role, content, thought, figures }) => ({ role, content, thought, figures }));
-  sessionStorage.setItem(STORE, JSON.stringify(plain));
+  sessionStorage.setItem(STORE, JSON.stringify({ mode: mode.name, messages: plain }));
 }
 
 function showWelcome() {
   log.querySelector(".welcome")?.remove();
+  input.placeholder = PLACEHOLDERS[mode.name][views.length ? 1 : 0];
   if (views.length) return;
-  const welcome = document.getElementById("welcome").content.firstElementChild.cloneNode(true);
+  const welcome = document.getElementById(`welcome-${mode.name}`).content.firstElementChild.cloneNode(true);
   welcome.addEventListener("click", (event) => {
     if (event.target.tagName !== "BUTTON") return;
     input.value = event.target.textContent;
@@ -86,10 +116,10 @@ function grow() {
 }
 
 function add(message) {
-  log.querySelector(".welcome")?.remove();
   const view = new MessageView(message, act);
   views.push(view);
   log.append(view.element);
+  showWelcome();
   return view;
 }
 
@@ -97,10 +127,20 @@ function removeFrom(index) {
   for (const view of views.splice(Math.max(0, index))) view.element.remove();
 }
 
+/** Where what failed begins; a question that was left open is part of it. */
+function firstFailed() {
+  return views.length - (mode === CHAT ? 2 : 1);
+}
+
+/** What is being written; pieces of a text keep their white space. */
+function draft() {
+  return mode === CHAT ? input.value.trim() : input.value;
+}
+
 function act(what, view) {
   if (running) return;
   const index = views.indexOf(view);
-  if (what === "copy") navigator.clipboard?.writeText(view.message.content);
+  if (what === "copy") copyText(mode === CHAT ? view.message.content : contents().map((m) => m.content).join(""));
   if (what === "edit") view.edit(save);
   if (what === "drop") {
     views.splice(index, 1);
@@ -115,12 +155,13 @@ function act(what, view) {
 }
 
 function send() {
-  const text = input.value.trim();
-  if (!text || running) return;
-  if (views.at(-1)?.failed) removeFrom(views.length - 2); // and the question it left open
+  const text = draft();
+  const mayBeEmpty = mode === COMPLETION && views.length > 0;
+  if (running || !(text || mayBeEmpty)) return;
+  if (views.at(-1)?.failed) removeFrom(firstFailed());
   input.value = "";
   grow();
-  add({ role: "user", content: text });
+  if (text) add({ role: "user", content: text });
   answer();
 }
 
@@ -141,7 +182,7 @@ function setRunning(controller) {
 }
 
 async function answer() {
-  const body = requestBody(messages());
+  const body = requestBody(contents(), mode);
   const view = add({ role: "assistant", content: "" });
   const controller = new AbortController();
   const meter = new Meter();
@@ -149,13 +190,13 @@ async function answer() {
   view.busy(true);
   follow(true);
   try {
-    for await (const event of streamChat(body, controller.signal)) {
-      meter.note(event);
+    for await (const event of streamJson(mode.path, body, controller.signal)) {
       for (const choice of event.choices) {
-        const delta = choice.delta ?? {};
-        const thought = delta.reasoning_content ?? delta.reasoning;
-        view.add(delta.content ?? "", choice.logprobs?.content, thought);
+        const piece = mode.read(choice);
+        meter.note(piece, choice.finish_reason);
+        view.add(piece.text, piece.tokens, piece.thought);
       }
+      meter.tokens = event.usage?.completion_tokens ?? meter.tokens;
       follow();
     }
     view.finish(meter.summary());
@@ -186,17 +227,13 @@ class Meter {
     this.reason = null;
   }
 
-  note(event) {
-    for (const choice of event.choices) {
-      const delta = choice.delta ?? {};
-      if (delta.content || delta.reasoning_content || delta.reasoning) {
-        this.first ??= performance.now();
-        this.last = performance.now();
-        this.pieces += 1;
-      }
-      this.reason = choice.finish_reason ?? this.reason;
+  note({ text, thought }, reason) {
+    if (text || thought) {
+      this.first ??= performance.now();
+      this.last = performance.now();
+      this.pieces += 1;
     }
-    this.tokens = event.usage?.completion_tokens ?? this.tokens;
+    this.reason = reason ?? this.reason;
   }
 
   summary(reason = this.reason) {

@@ -10,6 +10,7 @@ export class MessageView {
   constructor(message, act) {
     this.message = message;
     this.element = template.content.firstElementChild.cloneNode(true);
+    this.element.replaceChildren(...this.element.children); // white space would show between texts
     this.element.dataset.role = message.role;
     this.text = this.element.querySelector(".text");
     this.figures = this.element.querySelector(".figures");

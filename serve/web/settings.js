@@ -1,6 +1,7 @@
 // The form of model and sampling; kept in this browser.
 
 import { getJson, keepKey, readKey } from "/web/api.js";
+import { modeOf } from "/web/modes.js";
 
 const STORE = "girih.settings";
 const NUMBERS = [
@@ -11,6 +12,7 @@ const ALTERNATIVES = 5;
 const form = document.getElementById("settings-form");
 const modelField = document.getElementById("model");
 const keyField = document.getElementById("key");
+let serverTokens = null; // the server's own longest answer, if it sets one
 
 function save() {
   const values = Object.fromEntries(new FormData(form));
@@ -53,7 +55,7 @@ export function askForKey(is) {
   if (is) field.hidden = false;
 }
 
-/** Fill the list of models, and show each default in grey. */
+/** Fill the list of models, and show each default in grey; returns the model's card. */
 export async function loadModels() {
   const { data } = await getJson("/v1/models");
   const chosen = modelField.value;
@@ -64,31 +66,30 @@ export async function loadModels() {
     const field = form.elements[name];
     if (field && value !== null && field.placeholder !== undefined) field.placeholder = value;
   }
+  serverTokens = card.default_sampling?.max_tokens;
+  form.elements.max_tokens.placeholder = serverTokens ?? modeOf(card).maxTokens ?? "context";
+  return card;
 }
 
-/** Return the body of a chat request for these messages. */
-export function requestBody(messages) {
-  const body = { model: modelField.value || undefined, messages: withSystem(messages), stream: true };
+/** Return the body of a request that continues these messages. */
+export function requestBody(messages, mode) {
+  const system = form.elements.system.value.trim();
+  const top = form.elements.logprobs.checked ? ALTERNATIVES : 0;
+  const body = { model: modelField.value || undefined, ...mode.body(messages, { system, top }), stream: true };
+  if (mode.maxTokens && !serverTokens) body.max_tokens = mode.maxTokens;
   for (const name of NUMBERS) {
     const text = form.elements[name].value.trim();
     if (text !== "") body[name] = Number(text);
   }
   const stop = form.elements.stop.value;
   if (stop) body.stop = [stop.replaceAll("\\n", "\n").replaceAll("\\t", "\t")];
-  if (form.elements.logprobs.checked) Object.assign(body, { logprobs: true, top_logprobs: ALTERNATIVES });
   body.stream_options = { include_usage: true };
   return body;
 }
 
-function withSystem(messages) {
-  const system = form.elements.system.value.trim();
-  const plain = messages.map(({ role, content }) => ({ role, content }));
-  return system ? [{ role: "system", content: system }, ...plain] : plain;
-}
-
-/** Return the request as a command line. */
-export function asCurl(messages) {
-  const quoted = JSON.stringify(requestBody(messages), null, 2).replaceAll("'", `'\\''`);
+/** Return a request as a command line. */
+export function asCurl({ path, body }) {
+  const quoted = JSON.stringify(body, null, 2).replaceAll("'", `'\\''`);
   const key = readKey() ? " \\\n  -H 'authorization: Bearer KEY'" : "";
-  return `curl -N ${location.origin}/v1/chat/completions \\\n  -H 'content-type: application/json'${key} \\\n  -d '${quoted}'`;
+  return `curl -N ${location.origin}${path} \\\n  -H 'content-type: application/json'${key} \\\n  -d '${quoted}'`;
 }

@@ -131,7 +131,8 @@ export function watchTokens(root) {
   const byPointer = (act) => (event) => event.pointerType !== "touch" && act(event);
   root.addEventListener("pointerover", byPointer(showAt));
   root.addEventListener("pointerleave", byPointer(hide));
-  root.ownerDocument.addEventListener("click", showAt);
+  root.addEventListener("click", showAt);
+  document.addEventListener("pointerdown", (event) => root.contains(event.target) || hide());
   root.addEventListener("scroll", hide, { passive: true });
   root.addEventListener("focusout", hide);
   root.addEventListener("keydown", (event) => {

@@ -61,7 +61,7 @@ def test_every_control_has_a_name():
         text = re.sub(r"<svg.*?</svg>|<[^>]+>", "", control, flags=re.DOTALL).strip()
         assert text, control
     for field in re.findall(r"<(?:input|select|textarea)[^>]*>", HTML):
-        name = re.search(r'id="(\w+)"', field)
+        name = re.search(r'id="([\w-]+)"', field)
         labelled = name is not None and f'for="{name.group(1)}"' in HTML
         before = HTML[: HTML.index(field)]
         assert labelled or before.rindex("<label") > before.rfind("</label>"), field
