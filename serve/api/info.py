@@ -154,5 +154,5 @@ def _card(served: Served, name: str) -> dict[str, Any]:
         "parent": None,
         "max_model_len": served.max_model_len,
         "task": served.facts.task,
-        "has_chat_template": served.tokenizer.chat_template is not None,
+        "has_chat_template": bool(served.tokenizer.chat_templates),
     }

@@ -94,7 +94,7 @@ def writer(new_server):
 
     def make(**options):
         tokenizer = support_tokenizer.byte_level()
-        tokenizer.chat_template = None
+        tokenizer.chat_templates = {}
         answer = tokenizer.encode(ANSWER, False)
         (end,) = tokenizer.encode("<|im_end|>", False)
 
