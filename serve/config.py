@@ -47,7 +47,7 @@ class MetricsConfig:
 
     Attributes:
         prefix: in front of every name, instead of "girih:" (e.g. "vllm:" for its dashboards).
-        guard: ask for an API key there too.
+        guard: ask for an API key there, and on /load, too.
     """
 
     prefix: str = "girih:"
@@ -91,7 +91,8 @@ class ServeConfig:
         log_style: "text" or "json".
         otlp_endpoint: URL of an OpenTelemetry receiver (OTLP over HTTP, usually port 4318) that
             gets a span per request; needs the extra `otel`.
-        metrics: `prefix` of metric names on /metrics; `guard` asks for an API key there too.
+        metrics: `prefix` of metric names on /metrics; `guard` asks for an API key there and on
+            /load too.
     """
 
     host: str = "127.0.0.1"

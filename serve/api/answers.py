@@ -394,9 +394,17 @@ class ModelList(BaseModel):
 
 
 class Health(BaseModel):
-    """Answer of /health."""
+    """Answer of /health and /ping."""
 
     status: Literal["ok"]
+
+
+class ServerLoad(BaseModel):
+    """Answer of /load."""
+
+    server_load: int = Field(
+        description="Requests that are being answered, and responses that run in the background."
+    )
 
 
 class Readiness(BaseModel):

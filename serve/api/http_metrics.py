@@ -6,7 +6,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-UNCOUNTED = ("/health", "/ready", "/version", "/metrics")
+UNCOUNTED = ("/health", "/ready", "/ping", "/load", "/version", "/metrics")
 LIMIT = 10_000  # requests noted while nobody asks for metrics; later ones are not counted
 
 Seen = tuple[str, str, int, float]
@@ -14,9 +14,14 @@ Seen = tuple[str, str, int, float]
 
 
 class HttpSeen:
-    """Requests that were answered and not counted yet."""
+    """Requests that were answered and not counted yet.
+
+    Attributes:
+        num_working: requests that are being answered, of routes that make the model work.
+    """
 
     def __init__(self) -> None:
+        self.num_working = 0
         self._seen: list[Seen] = []
 
     def add(self, seen: Seen) -> None:
@@ -58,9 +63,12 @@ class HttpMetrics:
             return
         started = time.monotonic()
         noting = NotingSend(send)
+        is_work = scope["method"] == "POST" and not scope["path"].startswith("/admin/")
+        self._seen.num_working += is_work
         try:
             await self._app(scope, receive, noting)
         finally:
+            self._seen.num_working -= is_work
             # The route, not the path: a path can be anything and would be a series of its own.
             route = getattr(scope.get("route"), "path", "none")
             self._seen.add((scope["method"], route, noting.status, time.monotonic() - started))

@@ -53,6 +53,24 @@ async def ready(request: Request) -> Response:
     return json_response(body, 503, {"retry-after": str(RETRY_SECONDS)})
 
 
+@router.get("/ping")
+@router.post("/ping")
+async def ping(request: Request) -> Response:
+    """As /health, but 503 until the model is loaded: SageMaker sends requests after a 200."""
+    if _state(request).served is None:
+        raise ApiError(
+            503, "the model is not loaded yet; /ready tells how far it is", code="loading"
+        )
+    return await health(request)
+
+
+@router.get("/load")
+async def load(request: Request) -> Response:
+    """Return how many requests are being answered, by this process if there are several."""
+    state = _state(request)
+    return json_response({"server_load": state.http_seen.num_working + len(state.background)})
+
+
 @router.get("/version")
 async def version() -> Response:
     """Return girih's version."""

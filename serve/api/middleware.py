@@ -19,8 +19,9 @@ from girih.serve.logs import request_id
 from girih.serve.web import PAGES
 
 logger = logging.getLogger("girih.access")
-OPEN_PATHS = ("/health", "/ready", "/version", *PAGES)
-QUIET_PATHS = (*OPEN_PATHS, "/status")  # asked often: not in the log by default
+OPEN_PATHS = ("/health", "/ready", "/ping", "/version", *PAGES)
+METRICS_PATHS = ("/metrics", "/load")
+QUIET_PATHS = (*OPEN_PATHS, "/load", "/status")  # asked often: not in the log by default
 
 
 class RequestIds:
@@ -87,7 +88,7 @@ class Guard:
         self._admin_keys = [config.admin_key.encode()] if config.admin_key else []
         self._max_bytes = config.max_body_bytes
         self._body_seconds = config.body_seconds
-        self._open_paths = OPEN_PATHS if config.metrics.guard else (*OPEN_PATHS, "/metrics")
+        self._open_paths = OPEN_PATHS if config.metrics.guard else (*OPEN_PATHS, *METRICS_PATHS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or answer it with the refusal."""

@@ -146,6 +146,9 @@ ROUTES: dict[str, RouteDoc] = {
     "GET /v1/models/{name}": RouteDoc(answers.ModelDetails),
     "GET /health": RouteDoc(answers.Health, is_open=True),
     "GET /ready": RouteDoc(answers.Readiness, is_open=True),
+    "GET /ping": RouteDoc(answers.Health, is_open=True),
+    "POST /ping": RouteDoc(answers.Health, is_open=True),
+    "GET /load": RouteDoc(answers.ServerLoad, is_open=True),
     "GET /version": RouteDoc(answers.Version, is_open=True),
 }
 

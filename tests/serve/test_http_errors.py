@@ -166,7 +166,7 @@ def test_keys_guard_all_but_the_probes(new_server):
         {"authorization": "Bearer schlüssel 三".encode()},
     ):
         assert server.get("/v1/models", headers=headers).status_code == 200
-    for path in ("/health", "/ready", "/version"):
+    for path in ("/health", "/ready", "/ping", "/load", "/version"):
         assert server.get(path).status_code == 200
 
 

@@ -52,7 +52,7 @@ def test_the_prefix_can_be_that_of_other_dashboards(observed):
 def test_metrics_ask_for_a_key_when_told_to(observed, guard, status):
     serve = {"api_keys": ("secret",), "metrics": MetricsConfig(guard=guard)}
     server = observed(serve=serve)
-    assert server.get("/metrics").status_code == status
+    assert server.get("/metrics").status_code == server.get("/load").status_code == status
     headers = {"authorization": "Bearer secret"}
     assert server.get("/metrics", headers=headers).status_code == 200
 

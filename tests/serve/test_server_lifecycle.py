@@ -26,6 +26,9 @@ def test_port_answers_while_the_engine_is_built(new_server):
     hold = threading.Event()
     server = new_server(hold=hold)
     assert server.get("/health").status_code == 200
+    ping = httpx.post(f"{server.url}/ping")  # a 200 would bring requests
+    assert (ping.status_code, ping.json()["error"]["code"]) == (503, "loading")
+    assert server.get("/load").json() == {"server_load": 0}
     ready = server.get("/ready")
     assert ready.status_code == 503
     body = ready.json()
@@ -46,6 +49,9 @@ def test_port_answers_while_the_engine_is_built(new_server):
     assert server.lines == []
     hold.set()
     server.wait_for(lambda: server.get("/ready").status_code == 200)
+    assert [httpx.request(m, f"{server.url}/ping").status_code for m in ("GET", "POST")] == [
+        200
+    ] * 2
     assert server.post("/v1/completions", prompt="a", max_tokens=1).status_code == 200
     (line,) = server.lines
     assert server.url in line
@@ -106,6 +112,26 @@ def test_a_client_that_hangs_up_on_a_whole_answer_frees_its_blocks(new_server):
     assert server.core.stats().finished["abort"] == 1
 
 
+def test_the_load_is_what_is_being_answered(new_server):
+    server = new_server(step_seconds=0.05)
+
+    def load():
+        return server.get("/load").json()["server_load"]
+
+    body = {**LONG, "stream": True, "n": 3}  # one request, however many choices
+    with (
+        httpx.stream("POST", f"{server.url}/v1/completions", json=body),
+        httpx.stream("POST", f"{server.url}/v1/completions", json=body),
+    ):
+        background = {"background": True, "ignore_eos": True}
+        begun = server.post("/v1/responses", input="a", **background).json()
+        assert load() == 3
+        server.post(f"/v1/responses/{begun['id']}/cancel")
+        assert load() == 2
+    server.wait_for(lambda: load() == 0)
+    server.wait_idle()
+
+
 def test_http_answers_during_a_slow_step(new_server):
     server = new_server(step_seconds=0.8)
     asked = threading.Thread(
@@ -139,7 +165,7 @@ def test_a_stuck_step_makes_health_fail(new_server):
     )
     asked.start()
     server.wait_for(lambda: server.get("/health").status_code == 503)
-    assert server.get("/ready").status_code == 503
+    assert server.get("/ready").status_code == server.get("/ping").status_code == 503
     asked.join()
     server.wait_for(lambda: server.get("/health").status_code == 200)
 
