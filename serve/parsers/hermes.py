@@ -17,4 +17,4 @@ def run(machine: Machine) -> Run:
             machine.content(START + space + text)
             continue
         yield from machine.skip()
-        yield from machine.starts_with(END)
+        yield from machine.close_call(END, START)

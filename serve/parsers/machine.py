@@ -109,6 +109,18 @@ class Machine:
         self._buffer = self._buffer[len(found) :]
         return found
 
+    def close_call(self, end: str, *following: str) -> Run:
+        """Read over `end`; drop the beginning of it, or of a next marker, that the text ends in."""
+        yield from self.starts_with(end)
+        yield from self.skip()
+        while not self._ended and any(
+            len(marker) > len(self._buffer) and marker.startswith(self._buffer)
+            for marker in following
+        ):
+            yield
+        if self._ended and any(marker.startswith(self._buffer) for marker in (end, *following)):
+            self._buffer = ""
+
     def until(
         self, markers: Sequence[str], show: Callable[[str], None]
     ) -> Generator[None, None, str]:

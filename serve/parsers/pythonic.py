@@ -31,7 +31,7 @@ def run(machine: Machine) -> Run:
         for name, arguments in calls:
             machine.whole_call(name, arguments)
         yield from machine.skip()
-        yield from machine.starts_with(END)
+        yield from machine.close_call(END)
     yield from machine.rest(machine.content)
 
 

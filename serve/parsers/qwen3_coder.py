@@ -25,7 +25,7 @@ def run(machine: Machine) -> Run:
             return
         yield from _call(machine, name.strip())
         yield from machine.skip()
-        yield from machine.starts_with(END)
+        yield from machine.close_call(END, START, FUNCTION)
 
 
 def _call(machine: Machine, name: str) -> Run:

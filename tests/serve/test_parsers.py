@@ -98,9 +98,14 @@ CASES = [
     ("hermes", "a <tool_call> b", "a <tool_call> b", "", []),
     ("hermes", '<tool_call>{"x": 1}', '<tool_call>{"x": 1}', "", []),
     ("hermes", "1 < 2 <tool", "1 < 2 <tool", "", []),
+    ("hermes", f"a <tool_call>{NOW_JSON % 'arguments'}\n</tool", "a", "", [NOW]),
+    ("hermes", f"<tool_call>{NOW_JSON % 'arguments'}\n</tool_call>\n<tool_ca", "", "", [NOW]),
+    ("hermes", f"<tool_call>{NOW_JSON % 'arguments'}</tool_call>\n<tools", "<tools", "", [NOW]),
     ("qwen3_coder", CODER, "", "", [OSLO]),
     ("qwen3_coder", f"I look.\n{CODER}\n{CODER_NOW}", "I look.", "", [OSLO, NOW]),
     ("qwen3_coder", CODER.removeprefix("<tool_call>\n"), "", "", [OSLO]),
+    ("qwen3_coder", CODER.removesuffix("call>"), "", "", [OSLO]),
+    ("qwen3_coder", f"{CODER}\n<func", "", "", [OSLO]),
     (
         "qwen3_coder",
         "<tool_call><function=get_weather><parameter=city>1 < 2</parameter>"
