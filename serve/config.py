@@ -80,7 +80,8 @@ class ServeConfig:
             process; several keep none).
         max_stored_bytes: how large they may be together.
         trust_request_chat_template: requests may bring their own chat template.
-        tool_parser: how the model writes tool calls; "auto" asks its chat template.
+        tool_parser: how the model writes tool calls; "auto" asks its chat template, and tells the
+            model in words where that says nothing.
         reasoning_parser: how it marks reasoning; "auto" asks its chat template, "none" leaves
             it in the content.
         stall_seconds: a step running longer makes /health fail.

@@ -16,6 +16,7 @@ import tokenizers
 
 from girih.kernels.errors import RequestError, SourceError
 from girih.runtime.token_bytes import TokenBytes
+from girih.serve import generic_tools
 from girih.serve.chat_template import ChatTemplate, load_chat_templates, pick_template
 
 
@@ -148,7 +149,8 @@ class Tokenizer:
             RequestError: the model has no such template, or the template refuses the messages.
         """
         template = pick_template(self.chat_templates, chat_template, bool(options.get("tools")))
-        return template.render(messages, self.special_tokens, **options)
+        render = ChatTemplate.render if "tools" in template.source else generic_tools.render
+        return render(template, messages, self.special_tokens, **options)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

@@ -16,9 +16,11 @@ from girih.kernels.errors import RequestError
 from girih.runtime.structured.backends import check
 from girih.runtime.structured.output import StructuredOutput
 from girih.runtime.structured.schema import prepare
+from girih.serve import generic_tools
 from girih.serve.api.chat_parts import ChatParser, PlainText
 from girih.serve.api.protocol import ChatCompletionRequest
 from girih.serve.chat_messages import plain_message
+from girih.serve.chat_template import ChatTemplate
 from girih.serve.parsers import grammars
 from girih.serve.parsers.combine import make_parser
 from girih.serve.parsers.grammar_writer import Tool, Writer
@@ -33,24 +35,36 @@ from girih.serve.parsers.registry import (
 from girih.serve.tokenizer import Tokenizer
 
 TAIL_TOKENS = 16  # of the prompt, to see whether it ends inside the reasoning
-FALLBACK = "json_list"  # calls of a model without a format of its own, when they are required
+FALLBACK = "json_list"  # calls where serve.tool_parser is none, when they are required
 
 
 @dataclass(frozen=True)
 class ChatFormats:
-    """How one model writes calls and reasoning (None: not known, or not at all)."""
+    """How one model writes calls and reasoning (None: not known, or not at all).
+
+    Attributes:
+        tools: of calls.
+        reasoning: of reasoning.
+        template: text of the chat template in use.
+        is_generic: calls are written as the model is told in words, not as it was trained to.
+    """
 
     tools: ToolFormat | None
     reasoning: ReasoningFormat | None
     template: str
+    is_generic: bool = False
 
 
-def formats_of(template: str, tool_parser: str, reasoning_parser: str) -> ChatFormats:
-    """Choose the formats by the configuration, or by the text of the template in use."""
+def formats_of(template: ChatTemplate, tool_parser: str, reasoning_parser: str) -> ChatFormats:
+    """Choose the formats by the configuration, or by the template in use."""
+    source = template.source
+    is_generic = generic_tools.are_needed(template, tool_parser)
+    parser = generic_tools.FORMAT if is_generic else tool_parser
     return ChatFormats(
-        choose(tool_formats(), tool_parser, template, "serve.tool_parser"),
-        choose(reasoning_formats(), reasoning_parser, template, "serve.reasoning_parser"),
-        template,
+        choose(tool_formats(), parser, source, "serve.tool_parser"),
+        choose(reasoning_formats(), reasoning_parser, source, "serve.reasoning_parser"),
+        source,
+        is_generic,
     )
 
 
@@ -75,8 +89,12 @@ class ChatForm:
         self._choice, self._named = _tool_choice(body)
         self._tools = _tools(body) if self._choice != "none" else []
         self._is_strict = bool(self._tools) and any(map(_is_strict, body.tools or ()))
+        if formats.is_generic and not body.ignore_eos:  # it ends where a form does
+            self._is_strict = bool(self._tools)
         self._format = self._tool_format(formats) if self._tools else None
-        self._allow_many = body.parallel_tool_calls is not False
+        # A model that is only told of tools would repeat a call: several are asked for by name.
+        many = body.parallel_tool_calls
+        self._allow_many = bool(many) if formats.is_generic else many is not False
         self._continued = _continued_text(body)
 
     @property
@@ -154,10 +172,9 @@ class ChatForm:
             return known
         if self._choice == "auto":
             raise RequestError(
-                "tools are given, but nothing is known about how this model calls them: its chat "
-                "template has none of the known formats. Set serve.tool_parser to one of "
-                f"{', '.join(sorted(tool_formats()))}, or use tool_choice 'required' or a named "
-                "function",
+                "tools are given, but this server reads no calls (serve.tool_parser is none); set "
+                f"it to auto or one of {', '.join(sorted(tool_formats()))}, or use tool_choice "
+                "'required' or a named function",
                 param="tools",
             )
         return tool_formats()[FALLBACK]

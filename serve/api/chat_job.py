@@ -215,7 +215,7 @@ def _plan(
         body.truncate_prompt_tokens,
         served.max_model_len,
     )
-    template = template_of(body, served, config).source
+    template = template_of(body, served, config)
     formats = formats_of(template, config.tool_parser, config.reasoning_parser)
     form = ChatForm(body, served.tokenizer, formats)
     fields["structured"] = form.structured(fields["structured"], prompt)

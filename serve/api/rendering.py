@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any
 
 from girih.kernels.errors import RequestError
+from girih.serve import generic_tools
 from girih.serve.api.errors import renamed_params
 from girih.serve.api.generation import LONG_BODY, refuse_endless
 from girih.serve.api.protocol import RenderingBody
 from girih.serve.api.state import Served
 from girih.serve.chat_template import ChatTemplate, pick_template
 from girih.serve.config import ServeConfig
+
+logger = logging.getLogger("girih.serve")
 
 # Names of a template that have fields of their own.
 RESERVED = frozenset(
@@ -73,17 +78,33 @@ def render_messages(
     continues = bool(body.continue_final_message)
     opens = body.add_generation_prompt
     template = template_of(body, served, config)
-    text = template.render(
+    variables = _variables(body, template)
+    in_words = generic_tools.are_needed(template, config.tool_parser)
+    if in_words and variables.get("tools"):
+        _log_words(served.name)
+    text = (generic_tools.render if in_words else ChatTemplate.render)(
+        template,
         body.messages,
         served.tokenizer.special_tokens,
         add_generation_prompt=opens_answer and not continues if opens is None else opens,
         continue_final_message=continues,
-        **_variables(body, template),
+        **variables,
     )
     with renamed_params({"prompt": "messages"}):
         if getattr(body, "truncate_prompt_tokens", None) is None:
             refuse_endless(text, served)
         return served.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+
+
+@functools.cache
+def _log_words(model: str) -> None:
+    """Log it, once."""
+    logger.warning(
+        "the chat template of %s has none of the known formats of tool calls: tools are described "
+        "in the system message, and calls are read as %s (serve.tool_parser names another format)",
+        model,
+        generic_tools.EXAMPLE.replace("\n", ""),
+    )
 
 
 def _variables(body: RenderingBody, template: ChatTemplate) -> dict[str, Any]:

@@ -17,13 +17,14 @@ from girih.runtime.structured.llguidance_backend import make_backend
 from girih.runtime.structured.output import StructuredOutput
 from girih.runtime.structured.vocabulary import Vocabulary
 from girih.runtime.token_bytes import TokenBytes
-from girih.serve.api.chat_form import ChatForm, ChatFormats
+from girih.serve.api.chat_form import ChatForm, ChatFormats, formats_of
 from girih.serve.api.chat_parts import ChatDelta
 from girih.serve.api.messages.protocol import MessagesRequest
 from girih.serve.api.messages.protocol import as_chat as messages_as_chat
 from girih.serve.api.protocol import ChatCompletionRequest
 from girih.serve.api.responses.protocol import ResponsesRequest
 from girih.serve.api.responses.protocol import as_chat as responses_as_chat
+from girih.serve.chat_template import ChatTemplate
 from girih.serve.parsers import deepseek, gemma, grammars, harmony, mistral, qwen3_coder
 from girih.serve.parsers.combine import make_parser
 from girih.serve.parsers.grammar_writer import Tool, Writer, listed
@@ -275,6 +276,38 @@ def test_only_a_strict_tool_makes_a_grammar_of_a_free_choice():
     assert ChatForm(asked(), byte_level(), formats).structured(None, [1]) is None
     form = ChatForm(asked(strict=True), byte_level(), formats).structured(None, [1])
     assert form.kind == "grammar"
+
+
+NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "begins", "ends"),
+    [
+        ({}, "Words with 1 < 2.", True, True),
+        ({}, NOW, True, True),
+        ({}, f"I look.\n{NOW}", True, True),
+        ({}, NOW.replace("now", "never"), False, False),
+        ({}, f"{NOW} more", False, False),
+        ({"parallel_tool_calls": True}, f"{NOW}\n{NOW} more", True, True),
+        ({"tool_choice": "required"}, NOW, True, True),
+        ({"tool_choice": "required"}, f"{NOW}\n{NOW}", False, False),
+        ({"tool_choice": "required", "parallel_tool_calls": True}, f"{NOW}\n{NOW}", True, True),
+        ({"tool_choice": "required"}, "Words", False, False),
+    ],
+)
+def test_calls_that_a_model_is_only_told_of_are_valid_and_one(fields, text, begins, ends):
+    tools = [{"type": "function", "function": {"name": "now", "parameters": NOTHING}}]
+    body = ChatCompletionRequest(messages=[], tools=tools, **fields)
+    formats = formats_of(ChatTemplate("{{ messages }}"), "auto", "auto")
+    form = ChatForm(body, byte_level(), formats).structured(None, [1])
+    assert plain_walker().takes(form.text, text) == (begins, ends)
+
+
+def test_no_form_where_an_answer_may_not_end():
+    formats = formats_of(ChatTemplate("{{ messages }}"), "auto", "auto")
+    body = asked().model_copy(update={"ignore_eos": True})
+    assert ChatForm(body, byte_level(), formats).structured(None, [1]) is None
 
 
 def test_a_format_without_a_grammar_refuses_strict_tools():
