@@ -10,7 +10,6 @@ Text values are taken literally, so that `prompt="a, b = ${c}"` needs no second 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 import typing
 from pathlib import Path
@@ -24,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from girih.conf import schema
 from girih.conf.files import group_options
+from girih.conf.schema import nearest
 from girih.kernels.errors import ConfigError
 from girih.runtime.config import EngineConfig
 
@@ -73,12 +73,6 @@ def to_record(record: type[T], values: dict[str, Any]) -> T:
     return record(**ready)
 
 
-def nearest(word: str, known: typing.Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the entry of `known` most like `word`, or None when nothing is close."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
-    return found[0] if found else None
-
-
 def unknown_key_message(key: str, known: typing.Iterable[str]) -> str:
     """Say that `key` is unknown and name the nearest known one."""
     known = list(known)
@@ -119,12 +113,9 @@ def _split_words(
         if key in sections and key in schema.GROUPS:
             overrides += _choose_option(key, value, texts)
         elif target not in leaves:
-            aliases = [name for name, full in schema.ALIASES.items() if full in leaves]
-            aliases += [
-                leaf.removesuffix(".enabled") for leaf in leaves if leaf.endswith(".enabled")
-            ]
+            short = [k.removesuffix(".enabled") for k in leaves if k.endswith(".enabled")]
             raise ConfigError(
-                f"{unknown_key_message(key, [*leaves, *aliases, *sections])} "
+                f"{unknown_key_message(key, [*schema.key_names(verb), *short, *sections])} "
                 f"(`girih {verb} --help` lists all)"
             )
         elif _takes_text(leaves[target], value):

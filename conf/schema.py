@@ -8,12 +8,14 @@ mutable twin of each: same fields, same types, same defaults, one definition.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import typing
 from functools import cache, partial
 from typing import Any
 
 from girih.conf.tool_keys import (
     CachePruneKeys,
+    ModelsRmKeys,
     PassesBisectKeys,
     PassesDiffKeys,
     PassesRunKeys,
@@ -172,9 +174,18 @@ class VerbSchema:
     sections: tuple[str, ...]
     keys: type = NoKeys
 
+    @property
+    def positional(self) -> str | None:
+        """The key whose value may stand alone: the model, or a verb's only key."""
+        keys = [field.name for field in dataclasses.fields(self.keys)]
+        only = keys[0] if len(keys) == 1 and not self.sections else None
+        return "model" if "model" in self.sections else only
+
 
 VERBS: dict[str, VerbSchema] = {
     "fetch": VerbSchema(("model",)),
+    "models": VerbSchema(()),
+    "models rm": VerbSchema((), ModelsRmKeys),
     "generate": VerbSchema((*ENGINE_SECTIONS, "sampling"), GenerateKeys),
     "chat": VerbSchema((*ENGINE_SECTIONS, "sampling"), ChatKeys),
     "run-batch": VerbSchema((*ENGINE_SECTIONS, "sampling"), RunBatchKeys),
@@ -292,6 +303,21 @@ def leaf_types(verb: str) -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     _collect(root_schema(verb), "", leaves)
     return {key: kind for key, kind in leaves.items() if key not in LABELS}
+
+
+def key_names(verb: str) -> list[str]:
+    """Return every name that a setting of `verb` has, the short ones first."""
+    leaves = leaf_types(verb)
+    own = [key for key in leaves if "." not in key]
+    groups = [name for name in VERBS[verb].sections if name in GROUPS]
+    aliases = [name for name, key in ALIASES.items() if key in leaves]
+    return list(dict.fromkeys([*own, *groups, *aliases, *leaves]))
+
+
+def nearest(word: str, known: typing.Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the entry of `known` most like `word`, or None when nothing is close."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return found[0] if found else None
 
 
 def _collect(record: type, prefix: str, leaves: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Top-level keys of the verbs that look into the compiler: passes, cache, sweep."""
+"""Top-level keys of the verbs that look into compiler and caches: passes, cache, models, sweep."""
 
 from __future__ import annotations
 
@@ -64,3 +64,14 @@ class CachePruneKeys:
     """
 
     max_gib: float | None = None
+
+
+@dataclasses.dataclass
+class ModelsRmKeys:
+    """Top-level keys of `girih models rm`.
+
+    Attributes:
+        name: of the model, as `girih models` lists it.
+    """
+
+    name: str | None = None

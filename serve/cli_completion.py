@@ -118,7 +118,7 @@ def candidates(words: list[str]) -> list[str]:
     key, equals, value = current.partition("=")
     if equals:
         return _values(verb, key, value)
-    words = [*_next_verb_words(before), *(f"{key}=" for key in _keys(verb))]
+    words = [*_next_verb_words(before), *(f"{key}=" for key in schema.key_names(verb))]
     return _starting(current, words)
 
 
@@ -141,14 +141,6 @@ def _next_verb_words(before: list[str]) -> list[str]:
             if name[: len(typed)] == typed and len(name) > len(typed)
         )
     )
-
-
-def _keys(verb: str) -> list[str]:
-    leaves = schema.leaf_types(verb)
-    aliases = [name for name, key in schema.ALIASES.items() if key in leaves]
-    own = [key for key in leaves if "." not in key]
-    groups = [name for name in schema.VERBS[verb].sections if name in schema.GROUPS]
-    return list(dict.fromkeys([*own, *groups, *aliases, *leaves]))
 
 
 def _values(verb: str, key: str, typed: str) -> list[str]:

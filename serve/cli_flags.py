@@ -1,3 +1,3 @@
 """Flags that every verb takes."""
 
-FLAGS = ("-h", "--help", "--help-all", "-q", "--quiet", "--debug", "--cfg", "--version")
+FLAGS = ("-h", "--help", "--help-all", "-q", "--quiet", "--debug", "--cfg", "--version", "-V")

@@ -17,7 +17,7 @@ FLAGS = (
 
 def family_screen(verbs: list[Verb]) -> str:
     """Return the help of the verbs that share a first word."""
-    lines = [f"  girih {verb.name:<14} {verb.summary}" for verb in verbs]
+    lines = [f"  girih {verb.name:<15} {verb.summary}" for verb in verbs]
     return "\n".join([*lines, "", "`--help` after any of them lists its settings."])
 
 
@@ -28,15 +28,15 @@ def overview() -> str:
         "",
         "usage: girih VERB [key=value ...] [flags]",
         "",
-        *(f"  {verb.name:<14} {verb.summary}" for verb in VERBS.values()),
+        *(f"  {verb.name:<15} {verb.summary}" for verb in VERBS.values()),
         "",
         "Try:",
         '  girih generate prompt="The capital of France is"',
-        "  girih serve port=8000",
+        "  girih serve smollm2 port=8000",
         "",
         "Settings are key=value; a group such as model, opt or sampling takes one of its options",
         "(opt=O0) and its keys can be set one by one (scheduler.max_num_seqs=16).",
-        "`girih VERB --help` lists a verb's settings, `girih --version` the version.",
+        "`girih help VERB` lists a verb's settings, `girih version` the version.",
     ]
     return "\n".join(lines)
 

@@ -59,6 +59,16 @@ VERBS = {
             ("girih fetch model=smollm2", "girih fetch model=gemma3_270m"),
         ),
         Verb(
+            "models",
+            "the models that are built in or on this machine, with sizes",
+            ("girih models",),
+        ),
+        Verb(
+            "models rm",
+            "remove a model's files from this machine",
+            ("girih models rm smollm2", "girih models rm org/name"),
+        ),
+        Verb(
             "generate",
             "complete a prompt; only the text goes to stdout",
             (

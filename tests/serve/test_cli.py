@@ -184,10 +184,10 @@ def test_fetch_prints_the_directory(capsys, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["generat"], "did you mean 'generate'"),
-        (["xyz"], "Verbs: fetch"),
+        (["generat"], "did you mean `girih generate`"),
+        (["xyz"], "`girih help` lists the verbs"),
         (["generate", "schedular.x=1"], "scheduler"),
-        (["generate", "--max-tokens=3"], "max_tokens=VALUE"),
+        (["generate", "--max-tokns=3"], "max_tokens=VALUE"),
         (["generate", "-x"], "unknown flag"),
         (["serve", "port=x"], "serve.port: 'x' is not an integer"),
         (["serve", "port=70000"], "0 to 65535"),
@@ -269,6 +269,7 @@ def test_version(capsys):
 def test_what_only_lists_or_reads_imports_no_torch(tmp_path):
     model = f"model={tiny_model('llama')}"
     commands = [
+        ["models"],
         ["cache", "list"],
         ["cache", "verify"],
         ["cache", "prune"],
