@@ -101,7 +101,7 @@ def arrival_of(request: EngineRequest, now: float | None = None) -> float:
     """When a front end took `request` in, on the clock of this machine; else `now`."""
     now = time.monotonic() if now is None else now
     # A caller without this clock leaves 0, or brings numbers that only order requests.
-    is_recent = 0.0 < now - request.arrival_time < 3600.0
+    is_recent = request.arrival_time > 0 and 0.0 < now - request.arrival_time < 3600.0
     return request.arrival_time if is_recent else now
 
 
