@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from girih.graph.compile_count import COMPILES
 from girih.graph.executable import Executable
@@ -44,7 +45,7 @@ def generating_core(start: Start, bound: BoundProgram) -> EngineCore:
         lambda: read_vocabulary(spec.files.path, spec.vocab_size, spec.eos_token_ids), threads
     )
     scheduler = Scheduler(limits, kv, bound.max_model_len, grammars)
-    rows = GrammarRows(grammars, spec.vocab_size)
+    rows = GrammarRows(grammars, spec.vocab_size, batch.failures)
     core = _assembled(
         start, bound, scheduler, CompiledModelRunner(_replays(start, bound), batch, rows, threads)
     )
@@ -108,7 +109,7 @@ def _replays(start: Start, bound: BoundProgram) -> ReplayManager:
 
 
 def _assembled(
-    start: Start, bound: BoundProgram, scheduler: Scheduler, runner: StepRunner
+    start: Start, bound: BoundProgram, scheduler: Scheduler, runner: StepRunner[Any]
 ) -> EngineCore:
     runner.resident = bound.resident
     core = EngineCore(scheduler, runner, start.config.runtime.async_scheduling)

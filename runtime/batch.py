@@ -5,7 +5,8 @@
 
 A step writes only what changed (rows that come or go, new blocks, sampled tokens) and gathers
 the rest, vectorised, into packed arrays without padding. Rows stay dense: the last row moves
-into the gap of one that leaves. Knows no model and does not sample.
+into the gap of one that leaves. Knows no model and does not sample. A request that failed on its
+own keeps its row until it is gone, but no step is made of it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,14 @@ import numpy.typing as npt
 import torch
 
 from girih.kernels.errors import EngineError
-from girih.runtime.executor import ModelRunnerOutput, NewRequest, SchedulerOutput
+from girih.runtime.executor import (
+    ModelRunnerOutput,
+    NewRequest,
+    RunningUpdate,
+    SchedulerOutput,
+)
+from girih.runtime.isolation import RowFailures
 from girih.runtime.logits_processors import NamedProcessor
-from girih.runtime.request import TokenLogprobs
 from girih.runtime.sampler import SamplerOutput, SamplingInputs
 from girih.runtime.sampling_rows import SamplingRows
 
@@ -52,6 +58,7 @@ class StepBatch:
 
     Attributes:
         step_id: of the plan.
+        request_ids: the R requests in order.
         ids: int64 [T] token ids.
         positions: int64 [T] place of each token in its sequence.
         query_start: int32 [R + 1], where each request's tokens begin.
@@ -64,11 +71,11 @@ class StepBatch:
         sampled_ids: the S requests sampled from, in the order of their logits.
         sampled_rows: their rows in the batch.
         rows: rows of all R requests in the batch.
-        sampling: what the S rows ask of the sampler.
         prompt_rows: prompts to score.
     """
 
     step_id: int
+    request_ids: list[str]
     ids: torch.Tensor
     positions: torch.Tensor
     query_start: torch.Tensor
@@ -80,7 +87,6 @@ class StepBatch:
     sampled_ids: list[str]
     sampled_rows: IntArray
     rows: IntArray
-    sampling: SamplingInputs
     prompt_rows: tuple[PromptRows, ...]
 
     @property
@@ -99,6 +105,10 @@ class PersistentBatch:
         vocab_size: width of the logits.
         num_groups: KV groups; a row's block table has one block of each per `block_size` tokens.
         processors: plug-ins that change logits.
+
+    Attributes:
+        row_of: request id -> row.
+        failures: requests that failed on their own.
     """
 
     def __init__(
@@ -114,6 +124,7 @@ class PersistentBatch:
         self.block_size = block_size
         self.num_groups = num_groups
         self.row_of: dict[str, int] = {}
+        self.failures = RowFailures()
         self._ids: list[str] = []  # row -> request id
         self._token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
         self._block_table = np.zeros((max_num_seqs, max_blocks), np.int32)
@@ -129,65 +140,61 @@ class PersistentBatch:
     def __len__(self) -> int:
         return len(self._ids)
 
-    def prepare(self, plan: SchedulerOutput) -> StepBatch:
-        """Bring the rows up to date and gather the inputs of the step.
+    def update(self, plan: SchedulerOutput) -> None:
+        """Bring the rows up to date.
 
         Raises:
             EngineError: the plan and the rows disagree about a request.
         """
-        self._update_rows(plan)
+        gone = (*plan.finished_ids, *plan.preempted_ids)
+        for request_id in gone:
+            if request_id in self.row_of:
+                self._remove(request_id)
+        self.failures.forget(gone)
+        self.failures.each(((new.request_id, new) for new in plan.new_requests), self._add)
+        self.failures.each(((news.request_id, news) for news in plan.running), self._continue)
+
+    def gather(self, plan: SchedulerOutput, request_ids: list[str]) -> StepBatch:
+        """Gather the inputs of a step with some requests of `plan`, at least one, in its order."""
         scheduled = plan.num_scheduled_tokens
-        rows = np.array([self.row_of[request_id] for request_id in scheduled])
-        counts = np.fromiter(scheduled.values(), np.int64, len(scheduled))
-        return self._gather(plan.step_id, rows, counts)
+        rows = np.array([self.row_of[request_id] for request_id in request_ids])
+        counts = np.array([scheduled[request_id] for request_id in request_ids], np.int64)
+        return self._gather(plan.step_id, request_ids, rows, counts)
+
+    def sampling(self, step: StepBatch, part: slice) -> SamplingInputs:
+        """What a part of the step's S rows asks of the sampler."""
+        history = (self._token_ids, self._num_tokens, self._num_prompt_tokens)
+        return self._sampling.gather(step.sampled_rows[part], *history)
 
     def commit(
-        self,
-        step: StepBatch,
-        output: SamplerOutput,
-        prompt_logprobs: dict[str, list[TokenLogprobs]] | None = None,
-    ) -> ModelRunnerOutput:
-        """Take in what the step computed and sampled; makes the answer to the plan.
-
-        Args:
-            step: from `prepare`.
-            output: of the sampler, for the step's S rows.
-            prompt_logprobs: request id -> records of its `PromptRows`.
-        """
-        rows = step.sampled_rows
+        self, step: StepBatch, part: slice, output: SamplerOutput, result: ModelRunnerOutput
+    ) -> None:
+        """Take in what was sampled for a part of the step's S rows, and add it to the result."""
+        rows, request_ids = step.sampled_rows[part], step.sampled_ids[part]
         self._token_ids[rows, self._num_tokens[rows]] = output.token_ids.numpy()
         self._num_tokens[rows] += 1
-        self.advance(step)
-        logprobs = {}
-        if output.logprobs is not None:
-            pairs = zip(step.sampled_ids, output.logprobs, strict=True)
-            logprobs = {request_id: [record] for request_id, record in pairs if record is not None}
-        token_ids = output.token_ids.tolist()
-        sampled = {i: [token] for i, token in zip(step.sampled_ids, token_ids, strict=True)}
-        return ModelRunnerOutput(step.step_id, sampled, logprobs, prompt_logprobs or {})
+        tokens = [[token_id] for token_id in output.token_ids.tolist()]
+        result.sampled_token_ids.update(zip(request_ids, tokens, strict=True))
+        for request_id, record in zip(request_ids, output.logprobs or (), strict=False):
+            if record is not None:
+                result.logprobs[request_id] = [record]
 
     def advance(self, step: StepBatch) -> None:
-        """Take in that the step's tokens are computed; nothing was sampled."""
+        """Take in that the step's tokens are computed."""
         self._num_computed_tokens[step.rows] = step.seq_lens.numpy()
 
     # ---- rows ----
 
-    def _update_rows(self, plan: SchedulerOutput) -> None:
-        for request_id in (*plan.finished_ids, *plan.preempted_ids):
-            if request_id in self.row_of:
-                self._remove(request_id)
-        for request in plan.new_requests:
-            self._add(request)
-        for update in plan.running:
-            row = self.row_of.get(update.request_id)
-            if row is None or self._num_computed_tokens[row] != update.num_computed_tokens:
-                raise EngineError(
-                    f"step {plan.step_id} continues request {update.request_id!r} at token "
-                    f"{update.num_computed_tokens}; its row is at "
-                    f"{None if row is None else self._num_computed_tokens[row]}"
-                )
-            if update.new_block_ids:
-                self._append_blocks(row, update.new_block_ids)
+    def _continue(self, update: RunningUpdate) -> None:
+        row = self.row_of.get(update.request_id)
+        if row is None or self._num_computed_tokens[row] != update.num_computed_tokens:
+            raise EngineError(
+                f"a step continues request {update.request_id!r} at token "
+                f"{update.num_computed_tokens}; its row is at "
+                f"{None if row is None else self._num_computed_tokens[row]}"
+            )
+        if update.new_block_ids:
+            self._append_blocks(row, update.new_block_ids)
 
     def _append_blocks(self, row: int, block_ids: tuple[int, ...] | list[int]) -> None:
         start = self._num_blocks[row]
@@ -218,7 +225,7 @@ class PersistentBatch:
     def _remove(self, request_id: str) -> None:
         row = self.row_of.pop(request_id)
         self._prompt_logprobs.pop(request_id, None)
-        self._sampling.drop(row)
+        self.failures.each([(request_id, row)], self._sampling.drop)
         last = len(self._ids) - 1
         last_id = self._ids.pop()
         if row == last:
@@ -236,11 +243,13 @@ class PersistentBatch:
         ):
             column[row] = column[last]
         self._state_slots[[row, last]] = self._state_slots[[last, row]]
-        self._sampling.move(last, row)
+        self.failures.each([(last_id, last)], lambda source: self._sampling.move(source, row))
 
     # ---- steps ----
 
-    def _gather(self, step_id: int, rows: IntArray, counts: IntArray) -> StepBatch:
+    def _gather(
+        self, step_id: int, request_ids: list[str], rows: IntArray, counts: IntArray
+    ) -> StepBatch:
         query_start = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(counts, out=query_start[1:])
         computed = self._num_computed_tokens[rows]
@@ -256,9 +265,9 @@ class PersistentBatch:
             prompt_rows, extra = self._prompt_rows(rows, query_start, len(logits_index))
             logits_index = np.concatenate([logits_index, *extra])
         block_table, slot_mapping = self._kv_places(rows, token_rows, positions, seq_lens)
-        history = (self._token_ids, self._num_tokens, self._num_prompt_tokens)
         return StepBatch(
             step_id=step_id,
+            request_ids=request_ids,
             ids=torch.from_numpy(self._token_ids[token_rows, positions].astype(np.int64)),
             positions=torch.from_numpy(positions),
             query_start=torch.from_numpy(query_start),
@@ -270,7 +279,6 @@ class PersistentBatch:
             sampled_ids=[self._ids[row] for row in sampled_rows.tolist()],
             sampled_rows=sampled_rows,
             rows=rows,
-            sampling=self._sampling.gather(sampled_rows, *history),
             prompt_rows=prompt_rows,
         )
 

@@ -7,7 +7,8 @@
 runner's thread runs one, the caller digests the one before and plans the one after. The tokens are
 the same: a plan only says which positions to compute, and the runner knows what it sampled.
 
-One thread owns a core; nothing here locks. What happens when the runner raises:
+One thread owns a core; nothing here locks. What is the fault of one request ends that one alone
+(`isolation.py`); observers that fail are not missed. What happens when the runner raises:
 - an ordinary exception ends the requests of that plan with finish reason "error" (their blocks
   are freed, waiting requests go on; requests of plans made later are computed anew);
 - `EngineError`, or MAX_FAILURES_IN_A_ROW failed steps, ends the core: every request gets an
@@ -30,6 +31,7 @@ import msgspec
 from girih.kernels.errors import EngineError
 from girih.runtime.buckets import ReplayStats
 from girih.runtime.executor import ModelRunner, SchedulerOutput
+from girih.runtime.isolation import describe, each
 from girih.runtime.kv_cache import KVCacheStats
 from girih.runtime.observers import CoreObserver, StepReport
 from girih.runtime.operations import Operations, OperationState
@@ -165,6 +167,7 @@ class EngineCore:
         self._planned: deque[SchedulerOutput] = deque()
         self._plan_times: deque[tuple[float, float]] = deque()  # begun and made, per plan
         self._oldest_since = 0.0  # when the oldest plan became the oldest
+        self._observer_faults: set[tuple[str, str]] = set()
         self._num_steps = 0
         self._num_failed_steps = 0
         self._failures_in_a_row = 0
@@ -199,8 +202,7 @@ class EngineCore:
         for check in self.request_checks:
             check(request)
         self.scheduler.add_request(request)
-        for observer in self.observers:
-            observer.on_request(request)
+        self._tell(lambda observer: observer.on_request(request))
 
     def add_requests(self, requests: Iterable[EngineRequest]) -> None:
         """Queue requests in order, up to the first that is refused.
@@ -327,8 +329,7 @@ class EngineCore:
 
     def close_observers(self) -> None:
         """Tell the observers that nothing more will come."""
-        for observer in self.observers:
-            observer.close()
+        self._tell(lambda observer: observer.close())
         self.observers.clear()
 
     def pause(self) -> None:
@@ -395,16 +396,24 @@ class EngineCore:
             runner = (finished.started, finished.ended)
             times, how = finished.result.times, finished.result.dispatch
             report = StepReport(plan, outputs, begun, made, *runner, received, updated, times, how)
-            for observer in self.observers:
-                observer.on_step(report)
+            self._tell(lambda observer: observer.on_step(report))
 
     def _end(
         self, request_ids: list[str], reason: str, error: str | None = None
     ) -> list[EngineOutput]:
         outputs = self.scheduler.finish_requests(request_ids, reason, error=error)
-        for observer in self.observers:
-            observer.on_end(outputs)
+        self._tell(lambda observer: observer.on_end(outputs))
         return outputs
+
+    def _tell(self, news: Callable[[CoreObserver], object]) -> None:
+        """Tell the observers; what one of them raises is none of the requests' business."""
+        each(self.observers, news, self._note_observer)
+
+    def _note_observer(self, observer: CoreObserver, error: Exception) -> None:
+        fault = (type(observer).__name__, describe(error))
+        if fault not in self._observer_faults:  # said once, not at every step
+            self._observer_faults.add(fault)
+            logger.error("%s missed news of the core: %s", *fault, exc_info=error)
 
     def _void_plans(self) -> list[str]:
         """Take back every plan in flight; returns the requests they would have advanced."""
@@ -420,7 +429,7 @@ class EngineCore:
         logger.error("step %d failed", plan.step_id, exc_info=error)
         self._num_failed_steps += 1
         self._failures_in_a_row += 1
-        text = f"{type(error).__name__}: {error}"
+        text = describe(error)
         affected = self._void_plans()
         failed = list(plan.num_scheduled_tokens)
         if isinstance(error, EngineError) or self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:

@@ -107,14 +107,14 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True):
         logprobs: one list per request that asked, parallel to its sampled tokens.
         prompt_logprobs: per request that asked, one entry for each prompt token that the logits
             of this step predict (the chunks of a prompt add up to all but its first token).
-        errors: why a request whose token was due got none; it ends with this error.
+        errors: why requests of the plan failed on their own; each ends with its error.
         pooled: in place of tokens, the vectors of requests whose last token was in the step.
         times: where the time went, when the runner measures it.
         dispatch: how the model ran (captured or not, in which bucket) and why not better.
     """
 
     step_id: int
-    sampled_token_ids: dict[str, list[int]]
+    sampled_token_ids: dict[str, list[int]] = {}
     logprobs: dict[str, list[TokenLogprobs]] = {}
     prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
     errors: dict[str, str] = {}
@@ -135,8 +135,8 @@ class ModelRunner(Protocol):
         """Run one plan and return its result.
 
         Raises:
-            EngineError: the device is lost; the core ends. Any other exception fails only the
-                requests of this plan.
+            EngineError: the device is lost; the core ends. Any other exception fails all the
+                requests of this plan; what is the fault of one is told in `errors` instead.
         """
         ...
 

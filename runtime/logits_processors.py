@@ -5,16 +5,17 @@
                                                                     (rows come, move, go)
 
 A plug-in lives where the sampler does, in the core's process. It sees a batch at a time, and only
-rows that it wants. When it fails, the requests of these rows end with an error that names it; the
-rows of others are not touched.
+rows that it wants. A request that it fails for ends with an error that names it; to find out which
+one that is, rows are shown to it again, fewer at a time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch
 
 from girih.kernels.errors import ConfigError, GirihError, RequestError
 from girih.runtime.executor import NewRequest
+from girih.runtime.isolation import describe
 from girih.runtime.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -88,6 +90,8 @@ class LogitsProcessor:
     def apply(self, logits: torch.Tensor, rows: IntArray, tokens: RowTokens) -> torch.Tensor:
         """Change logits, after bias and bans, before penalties, greedy choice and temperature.
 
+        May be asked again for rows of the same step, after something failed for others of them.
+
         Args:
             logits: float32 [A, V], a copy that may be changed in place; -inf for tokens that
                 are forbidden. What a grammar forbids stays forbidden whatever comes back.
@@ -126,20 +130,21 @@ class ActiveProcessor:
     rows: IntArray
     tokens: RowTokens
 
-    def change(self, logits: torch.Tensor) -> str | None:
-        """Apply it to its rows of `logits` [S, V] in place; returns why it could not."""
+    def change(self, logits: torch.Tensor) -> None:
+        """Apply it to its rows of `logits` [S, V] in place.
+
+        Raises:
+            GirihError: it failed.
+        """
         own = logits[self.index]
         shape = own.shape
-        try:
+        with _naming(self.name):
             own = self.processor.apply(own, self.rows, self.tokens)
             if own.shape != shape:
                 raise ValueError(f"it gave logits {list(own.shape)} for {list(shape)}")
             if bool(torch.isnan(own).any()):
                 raise ValueError("it gave logits that are not numbers")
-        except Exception as error:
-            return _failure(self.name, error)
         logits[self.index] = own
-        return None
 
 
 class ProcessorRows:
@@ -153,43 +158,38 @@ class ProcessorRows:
     def __init__(self, processors: Sequence[NamedProcessor], max_num_seqs: int) -> None:
         self._processors = tuple(processors)
         self._wanted = np.zeros((len(self._processors), max_num_seqs), bool)
-        self._errors: dict[int, str] = {}  # row -> why a plug-in could not take its request in
 
     def add(self, row: int, request: NewRequest) -> bool:
-        """A request enters a row; whether any plug-in has to do with it."""
-        self._errors.pop(row, None)
+        """A request enters a row; whether any plug-in has to do with it.
+
+        Raises:
+            GirihError: a plug-in failed.
+        """
         for wanted, named in zip(self._wanted, self._processors, strict=True):
-            try:
+            with _naming(named.name):
                 wanted[row] = named.processor.add(row, request)
-            except Exception as error:
-                wanted[row] = False
-                self._errors[row] = _failure(named.name, error)
-        return bool(self._wanted[:, row].any()) or row in self._errors
+        return bool(self._wanted[:, row].any())
 
     def drop(self, row: int) -> None:
-        """The request of a row leaves."""
-        self._errors.pop(row, None)
-        for wanted, named in zip(self._wanted, self._processors, strict=True):
-            if wanted[row]:
-                wanted[row] = False
-                try:
-                    named.processor.drop(row)
-                except Exception as error:
-                    _failure(named.name, error)  # its request has ended: nobody to tell
+        """The request of a row leaves; raises as `add`, when every plug-in has been told."""
+        self._tell(row, lambda processor: processor.drop(row))
 
     def move(self, source: int, target: int) -> None:
-        """The request of row `source` goes on in row `target`."""
-        if source in self._errors:
-            self._errors[target] = self._errors.pop(source)
-        for wanted, named in zip(self._wanted, self._processors, strict=True):
-            wanted[target] = wanted[source]
-            if wanted[source]:
-                wanted[source] = False
-                try:
-                    named.processor.move(source, target)
-                except Exception as error:
-                    wanted[target] = False
-                    self._errors[target] = _failure(named.name, error)
+        """The request of row `source` goes on in row `target`; raises as `drop`."""
+        self._wanted[:, target] = self._wanted[:, source]
+        self._tell(source, lambda processor: processor.move(source, target))
+
+    def _tell(self, row: int, news: Callable[[LogitsProcessor], object]) -> None:
+        """Tell the plug-ins that wanted `row`, which holds no request of theirs from now on."""
+
+        def call(named: NamedProcessor) -> None:
+            with _naming(named.name):
+                news(named.processor)
+
+        with contextlib.ExitStack() as calls:  # whatever one of them raises, all are called
+            for place in np.flatnonzero(self._wanted[:, row]).tolist():
+                calls.callback(call, self._processors[place])
+            self._wanted[:, row] = False
 
     def active(self, rows: IntArray, tokens: RowTokens) -> tuple[ActiveProcessor, ...]:
         """Plug-ins that want some of `rows`, the rows of a step's logits in order."""
@@ -203,17 +203,14 @@ class ProcessorRows:
                 )
         return tuple(found)
 
-    def errors(self, rows: IntArray) -> dict[int, str]:
-        """Places in `rows` of requests that a plug-in could not take in, and why."""
-        if not self._errors:
-            return {}
-        return {i: self._errors[row] for i, row in enumerate(rows.tolist()) if row in self._errors}
 
-
-def _failure(name: str, error: Exception) -> str:
-    """What the requests of a plug-in that failed are told; logged with its traceback."""
-    logger.error("logits processor %s failed", name, exc_info=error)
-    return f"logits processor {name} failed: {type(error).__name__}: {error}"
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Have an error say which plug-in failed."""
+    try:
+        yield
+    except Exception as error:
+        raise GirihError(f"logits processor {name} failed: {describe(error)}") from error
 
 
 def check_arguments(processors: Sequence[NamedProcessor], params: SamplingParams) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from girih.graph.progress import ProgressEvent
 from girih.kernels import errors
 from girih.kernels.errors import EngineError, GirihError, RequestError
+from girih.runtime.isolation import describe
 from girih.runtime.pooling_params import PoolingFacts
 from girih.runtime.request import EngineOutput, EngineRequest
 
@@ -176,8 +177,8 @@ class Refusal(msgspec.Struct, frozen=True):
         """Describe an error; one that is not girih's own becomes an `EngineError`."""
         if isinstance(error, GirihError):
             param, code = getattr(error, "param", None), getattr(error, "code", None)
-            return cls(type(error).__name__, str(error), param, code)
-        return cls("EngineError", f"{type(error).__name__}: {error}")
+            return cls(type(error).__name__, describe(error), param, code)
+        return cls("EngineError", describe(error))
 
     def as_error(self) -> GirihError:
         """Return an error of the same class and text."""

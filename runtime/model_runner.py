@@ -1,6 +1,8 @@
 """Runs plans of requests that want tokens: batch rows in, tokens out.
 
-    plan → PersistentBatch.prepare → ReplayManager.run → GrammarRows.constrain → sample
+    plan → GrammarRows.update → PersistentBatch.gather → ReplayManager.run
+         → [ PersistentBatch.sampling → GrammarRows.constrain → sample ] → prompt logprobs
+             again for each half of the rows where it raises
          → GrammarRows.accept → PersistentBatch.commit
 
 Matchers belong to the grammar rows; for the rest see `step_runner.py`.
@@ -10,11 +12,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import torch
 
 from girih.graph.executable import StepInputs
-from girih.runtime.batch import PersistentBatch, StepBatch
+from girih.runtime.batch import PersistentBatch, PromptRows, StepBatch
 from girih.runtime.executor import ModelRunnerOutput, SchedulerOutput
 from girih.runtime.replay import ReplayManager
 from girih.runtime.request import TokenLogprobs
@@ -22,8 +23,12 @@ from girih.runtime.sampler import SamplerOutput, sample, score_tokens
 from girih.runtime.step_runner import StepRunner, step_inputs
 from girih.runtime.structured.rows import GrammarRows
 
+Prompts = dict[str, list[TokenLogprobs]]
+Sampled = tuple[list[tuple[slice, SamplerOutput]], Prompts]
+"""Tokens of parts of a step's rows, and the scores of prompts by request."""
 
-class CompiledModelRunner(StepRunner):
+
+class CompiledModelRunner(StepRunner[Sampled]):
     """The runner behind the scheduler of a model that generates.
 
     Args:
@@ -39,45 +44,40 @@ class CompiledModelRunner(StepRunner):
         super().__init__(replays, batch, threads)
         self.grammars = grammars
 
-    def inputs(self, plan: SchedulerOutput, step: StepBatch) -> StepInputs:
+    def update(self, plan: SchedulerOutput) -> None:
+        """See `StepRunner.update`."""
+        self.grammars.update(plan)
+
+    def inputs(self, step: StepBatch) -> StepInputs:
         """See `StepRunner.inputs`."""
         return step_inputs(step)
 
-    def finish(
-        self, plan: SchedulerOutput, step: StepBatch, rows: torch.Tensor
-    ) -> ModelRunnerOutput:
-        """Sample; `rows` are logits [S, V]."""
-        output, errors = self._sample(plan, step, rows)
-        result = self.batch.commit(step, output, _prompt_logprobs(step, rows))
-        return _without(result, errors) if errors else result
+    def read(self, step: StepBatch, rows: torch.Tensor) -> Sampled:
+        """Sample; `rows` are logits [S + P, V]."""
+        failures, prompts = self.batch.failures, Prompts()
+        tokens = failures.split(step.sampled_ids, lambda part: self._sample(step, part, rows[part]))
 
-    def _sample(
-        self, plan: SchedulerOutput, step: StepBatch, logits: torch.Tensor
-    ) -> tuple[SamplerOutput, dict[str, str]]:
-        """Choose tokens; also returns why some requests cannot keep the form of their output."""
-        grammars, sampling = self.grammars, step.sampling
-        grammars.update(plan)
-        constraint = grammars.constrain(step.sampled_ids)
+        def score(asked: PromptRows) -> None:
+            numbers = [asked.num_logprobs] * (asked.stop - asked.start)
+            logits = rows[asked.start : asked.stop]
+            prompts[asked.request_id] = score_tokens(logits, asked.token_ids, numbers)
+
+        failures.each(((asked.request_id, asked) for asked in step.prompt_rows), score)
+        return tokens, prompts
+
+    def commit(self, step: StepBatch, found: Sampled, result: ModelRunnerOutput) -> None:
+        """See `StepRunner.commit`."""
+        tokens, prompts = found
+        self.batch.advance(step)
+        for part, output in tokens:
+            self.grammars.accept(step.sampled_ids[part], output.token_ids)
+            self.batch.commit(step, part, output, result)
+        result.prompt_logprobs.update(prompts)
+
+    def _sample(self, step: StepBatch, part: slice, logits: torch.Tensor) -> SamplerOutput:
+        """Choose tokens for a part of the rows."""
+        sampling = self.batch.sampling(step, part)
+        constraint = self.grammars.constrain(step.sampled_ids[part])
         if constraint is not None:
             sampling = replace(sampling, grammar=constraint)
-        output = sample(logits[: step.num_samples], sampling)
-        errors = grammars.accept(step.sampled_ids, output.token_ids)
-        if output.errors:
-            errors |= {step.sampled_ids[row]: text for row, text in output.errors.items()}
-        return output, errors
-
-
-def _without(result: ModelRunnerOutput, errors: dict[str, str]) -> ModelRunnerOutput:
-    sampled = {i: ids for i, ids in result.sampled_token_ids.items() if i not in errors}
-    return msgspec.structs.replace(result, sampled_token_ids=sampled, errors=errors)
-
-
-def _prompt_logprobs(step: StepBatch, logits: torch.Tensor) -> dict[str, list[TokenLogprobs]]:
-    return {
-        rows.request_id: score_tokens(
-            logits[rows.start : rows.stop],
-            rows.token_ids,
-            [rows.num_logprobs] * (rows.stop - rows.start),
-        )
-        for rows in step.prompt_rows
-    }
+        return sample(logits, sampling)

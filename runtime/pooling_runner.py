@@ -1,6 +1,6 @@
 """Runs plans of requests that want vectors instead of tokens.
 
-    plan → PersistentBatch.prepare → ReplayManager.run (rows of hidden states or label values)
+    plan → PersistentBatch.gather → ReplayManager.run (rows of hidden states or label values)
          → Pooler → PersistentBatch.advance
 
 A text may come in several steps; its rows are wanted in the step that holds its last token, or in
@@ -9,7 +9,6 @@ every step for one vector per token.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -37,7 +36,11 @@ class _Text:
     rows: list[torch.Tensor] = field(default_factory=list)
 
 
-class PoolingRunner(StepRunner):
+Pooled = tuple[dict[str, bytes], dict[str, torch.Tensor]]
+"""Vectors of the texts that are done, and the rows of every text where all are wanted."""
+
+
+class PoolingRunner(StepRunner[Pooled]):
     """The runner behind the scheduler of a model that embeds or classifies.
 
     Args:
@@ -54,57 +57,64 @@ class PoolingRunner(StepRunner):
         self.pooler = pooler
         self._texts: dict[str, _Text] = {}
 
-    def inputs(self, plan: SchedulerOutput, step: StepBatch) -> StepInputs:
-        """See `StepRunner.inputs`; which rows are wanted depends on the way of pooling."""
-        self._update_texts(plan)
-        names = list(plan.num_scheduled_tokens)
-        inputs = step_inputs(step)
-        if "token_types" in self.executable.layout.inputs:
-            inputs = replace(inputs, token_types=self._token_types(step, names))
-        if self.pooler.mode == "all":
-            return replace(inputs, logits_index=torch.arange(len(step.ids)))
-        if self.pooler.mode == "cls":
-            done = set(step.sampled_ids)
-            starts = zip(names, step.query_start.tolist(), strict=False)
-            first = [start for request_id, start in starts if request_id in done]
-            return replace(inputs, logits_index=torch.tensor(first, dtype=torch.int64))
-        return inputs
-
-    def finish(
-        self, plan: SchedulerOutput, step: StepBatch, rows: torch.Tensor
-    ) -> ModelRunnerOutput:
-        """Make vectors of the model's rows."""
-        rows = self.pooler.finish(rows) if len(rows) else rows
-        pooled = self._pooled(step, rows, list(plan.num_scheduled_tokens))
-        self.batch.advance(step)
-        return ModelRunnerOutput(step.step_id, {}, pooled=pooled)
-
-    def _update_texts(self, plan: SchedulerOutput) -> None:
+    def update(self, plan: SchedulerOutput) -> None:
+        """See `StepRunner.update`."""
         for request_id in (*plan.finished_ids, *plan.preempted_ids):
             self._texts.pop(request_id, None)
         for request in plan.new_requests:
             self._texts[request.request_id] = _Text(request.pooling or PoolingParams())
 
-    def _token_types(self, step: StepBatch, names: list[str]) -> torch.Tensor:
+    def inputs(self, step: StepBatch) -> StepInputs:
+        """See `StepRunner.inputs`; which rows are wanted depends on the way of pooling."""
+        inputs = step_inputs(step)
+        if "token_types" in self.executable.layout.inputs:
+            inputs = replace(inputs, token_types=self._token_types(step))
+        if self.pooler.mode == "all":
+            return replace(inputs, logits_index=torch.arange(len(step.ids)))
+        if self.pooler.mode == "cls":
+            done = set(step.sampled_ids)
+            starts = zip(step.request_ids, step.query_start.tolist(), strict=False)
+            first = [start for request_id, start in starts if request_id in done]
+            return replace(inputs, logits_index=torch.tensor(first, dtype=torch.int64))
+        return inputs
+
+    def read(self, step: StepBatch, rows: torch.Tensor) -> Pooled:
+        """Make vectors of the model's rows."""
+        rows = self.pooler.finish(rows) if len(rows) else rows
+        parts: dict[str, torch.Tensor] = {}
+        if self.pooler.mode == "all":
+            counts = np.diff(step.query_start.numpy()).tolist()
+            split = zip(step.request_ids, rows.split(counts), strict=True)
+            parts = {request_id: part.clone() for request_id, part in split}
+        vectors: dict[str, bytes] = {}
+
+        def pool(place: int) -> None:
+            request_id, own = step.sampled_ids[place], rows[place : place + 1]
+            text = self._texts[request_id]
+            if parts:
+                own = torch.cat([*text.rows, parts[request_id]])
+            vector = self.pooler.apply(own, text.params)
+            vectors[request_id] = vector.numpy().astype("<f4").tobytes()
+
+        places = ((request_id, n) for n, request_id in enumerate(step.sampled_ids))
+        self.batch.failures.each(places, pool)
+        return vectors, parts
+
+    def commit(self, step: StepBatch, found: Pooled, result: ModelRunnerOutput) -> None:
+        """See `StepRunner.commit`."""
+        vectors, parts = found
+        for request_id, part in parts.items():
+            self._texts[request_id].rows.append(part)
+        self.batch.advance(step)
+        result.pooled.update(vectors)
+
+    def _token_types(self, step: StepBatch) -> torch.Tensor:
         types = torch.zeros(len(step.ids), dtype=torch.int64)
         starts, ends = step.query_start.tolist(), step.seq_lens.tolist()
-        for place, request_id in enumerate(names):
+        for place, request_id in enumerate(step.request_ids):
             given = self._texts[request_id].params.token_types
             if given is not None:
                 begin, end = starts[place], starts[place + 1]
                 part = given[ends[place] - (end - begin) : ends[place]]
                 types[begin:end] = torch.tensor(part)
         return types
-
-    def _pooled(self, step: StepBatch, rows: torch.Tensor, names: list[str]) -> dict[str, bytes]:
-        if self.pooler.mode != "all":
-            return self._finished((i, rows[n : n + 1]) for n, i in enumerate(step.sampled_ids))
-        counts = np.diff(step.query_start.numpy()).tolist()
-        for request_id, part in zip(names, rows.split(counts), strict=True):
-            self._texts[request_id].rows.append(part.clone())
-        return self._finished((i, torch.cat(self._texts[i].rows)) for i in step.sampled_ids)
-
-    def _finished(self, texts: Iterable[tuple[str, torch.Tensor]]) -> dict[str, bytes]:
-        apply = self.pooler.apply
-        vectors = ((i, apply(rows, self._texts[i].params)) for i, rows in texts)
-        return {i: rows.numpy().astype("<f4").tobytes() for i, rows in vectors}

@@ -16,7 +16,7 @@ Pure functions of their arguments; which row wants what is `sampling_rows.py`'s 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -69,7 +69,6 @@ class SamplingInputs:
         banned: rows and token ids, int64 [B] each.
         bias: rows, token ids (int64 [C] each) and float32 [C] values; pairs are distinct.
         processors: plug-ins with their rows.
-        failed: row -> why a plug-in cannot serve it.
         penalties: see `PenaltyInputs`.
         num_logprobs: per row the alternatives to report (-1 all), None for nothing.
     """
@@ -84,7 +83,6 @@ class SamplingInputs:
     banned: tuple[torch.Tensor, torch.Tensor] | None = None
     bias: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     processors: tuple[ActiveProcessor, ...] = ()
-    failed: dict[int, str] = field(default_factory=dict)
     penalties: PenaltyInputs | None = None
     num_logprobs: tuple[int | None, ...] | None = None
 
@@ -105,12 +103,10 @@ class SamplerOutput:
     Attributes:
         token_ids: int64 [S], on the CPU.
         logprobs: per row its record or None; None when no row asked.
-        errors: row -> why its token counts for nothing.
     """
 
     token_ids: torch.Tensor
     logprobs: list[TokenLogprobs | None] | None
-    errors: dict[int, str] = field(default_factory=dict)
 
 
 def uniform_noise(
@@ -136,17 +132,14 @@ def sample(logits: torch.Tensor, inputs: SamplingInputs) -> SamplerOutput:
         logits: [S, V], any float dtype; not modified.
         inputs: what the rows ask for.
     """
-    work = logits
-    errors = dict(inputs.failed)
-    if inputs.changes_logits:
-        work = _change_logits(logits, inputs, errors)
+    work = _change_logits(logits, inputs) if inputs.changes_logits else logits
     token_ids = argmax(work)
     if inputs.temperature is not None:
         token_ids = _sample_random_rows(work, inputs, token_ids)
     logprobs = None
     if inputs.num_logprobs is not None:
         logprobs = _logprobs_of_rows(logits, token_ids, inputs.num_logprobs)
-    return SamplerOutput(token_ids.cpu(), logprobs, errors)
+    return SamplerOutput(token_ids.cpu(), logprobs)
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
@@ -175,14 +168,10 @@ def _apply_bans(work: torch.Tensor, inputs: SamplingInputs) -> None:
         work[inputs.banned] = -torch.inf
 
 
-def _apply_processors(
-    work: torch.Tensor, logits: torch.Tensor, inputs: SamplingInputs, errors: dict[int, str]
-) -> None:
+def _apply_processors(work: torch.Tensor, logits: torch.Tensor, inputs: SamplingInputs) -> None:
     """Let plug-ins change `work` in place; grammars keep the last word."""
     for processor in inputs.processors:
-        error = processor.change(work)
-        if error is not None:
-            errors.update(dict.fromkeys(processor.index.tolist(), error))
+        processor.change(work)
     if inputs.grammar is not None:
         rows, words = inputs.grammar
         fits_grammar = unpack_mask(words, logits.shape[1])
@@ -190,9 +179,7 @@ def _apply_processors(
         revive(work, logits, rows, fits_grammar)
 
 
-def _change_logits(
-    logits: torch.Tensor, inputs: SamplingInputs, errors: dict[int, str]
-) -> torch.Tensor:
+def _change_logits(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
     """Everything up to the penalties, on a float32 copy of `logits` [S, V]."""
     if inputs.grammar is None:
         work = logits.to(torch.float32, copy=True)
@@ -208,7 +195,7 @@ def _change_logits(
         rows, token_ids, values = inputs.bias
         work[rows, token_ids] += values
     if inputs.processors:
-        _apply_processors(work, logits, inputs, errors)
+        _apply_processors(work, logits, inputs)
     if inputs.penalties is not None:
         asked = inputs.penalties
         values = work[asked.rows, asked.token_ids]

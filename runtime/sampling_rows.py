@@ -153,12 +153,12 @@ class SamplingRows:
 
     def move(self, source: int, target: int) -> None:
         """Put the settings of row `source` in the place of row `target`."""
-        if self._plugins is not None:
-            self._plugins.move(source, target)
         for column in self._columns:
             column[target] = column[source]
         self._num_logprobs[target] = self._num_logprobs[source]
         self._edits[target] = self._edits[source]
+        if self._plugins is not None:
+            self._plugins.move(source, target)
 
     def gather(
         self, rows: IntArray, token_ids: IntArray, num_tokens: IntArray, num_prompt_tokens: IntArray
@@ -182,10 +182,8 @@ class SamplingRows:
             uniform = torch.from_numpy(noise)
         allowed, banned, bias = self._gather_edits(rows, *history) if flags & EDIT else (None,) * 3
         processors: tuple[ActiveProcessor, ...] = ()
-        failed: dict[int, str] = {}
         if flags & PLUGIN and self._plugins is not None:
             processors = self._plugins.active(rows, RowTokens(*history))
-            failed = self._plugins.errors(rows)
         num_logprobs = tuple(self._num_logprobs[row] for row in rows) if flags & LOGPROBS else None
         return SamplingInputs(
             temperature=temperature,
@@ -197,7 +195,6 @@ class SamplingRows:
             banned=banned,
             bias=bias,
             processors=processors,
-            failed=failed,
             penalties=self._gather_penalties(rows, *history) if flags & PENALTY else None,
             num_logprobs=num_logprobs,
         )

@@ -18,6 +18,7 @@ Owns requests. Knows no tensors (no torch) and no text.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
@@ -26,10 +27,13 @@ from girih.runtime.admission import AdmissionLimits
 from girih.runtime.config import SchedulerConfig
 from girih.runtime.executor import ModelRunnerOutput, NewRequest, RunningUpdate, SchedulerOutput
 from girih.runtime.gate import Gate, OpenGate
+from girih.runtime.isolation import describe, each
 from girih.runtime.kv_cache import KVCacheManager
 from girih.runtime.plan_draft import PlanDraft, PlanInFlight, PlannedTokens
 from girih.runtime.request import EngineOutput, EngineRequest, Request, RequestStatus
 from girih.runtime.waiting_queue import make_waiting_queue
+
+logger = logging.getLogger(__name__)
 
 WATERMARK_SHARE = 0.01  # of the blocks stay free for growth when something already runs
 
@@ -289,7 +293,8 @@ class Scheduler:
     def update(self, result: ModelRunnerOutput) -> list[EngineOutput]:
         """Digest the result of the oldest plan in flight; one record per request with news.
 
-        A request whose token the result misses ends with finish reason "error".
+        A request that the result has an error for, or misses the token of, ends with finish reason
+        "error", and so does one whose news cannot be digested.
 
         Raises:
             EngineError: the result answers another plan (nothing has changed then).
@@ -297,19 +302,38 @@ class Scheduler:
         parts = self._take_in_flight(result.step_id)
         num_unfinished = len(self.requests)
         outputs: list[EngineOutput] = []
-        for request, epoch, _, end, samples in parts:
-            if request.epoch != epoch:  # preempted or ended meanwhile: a late result
-                continue
-            if end >= request.kv_due:
-                self.kv_cache.take_in(request, end)
-            if request.sampling.prompt_logprobs is not None:
-                self._collect_prompt_logprobs(request, result)
-            if samples:
-                take = self._append_sampled if request.pooling is None else self._take_pooled
-                outputs.append(take(request, result))
+
+        def digest(part: PlannedTokens) -> None:
+            output = self._digest(part, result)
+            if output is not None:
+                outputs.append(output)
+
+        def fail(part: PlannedTokens, error: Exception) -> None:
+            request_id = part.request.request_id
+            logger.error("the result of request %s is lost", request_id, exc_info=error)
+            outputs.append(self._end_without_news(part.request, describe(error)))
+
+        # Those of an older epoch were preempted or ended meanwhile: late results.
+        each((part for part in parts if part.request.epoch == part.epoch), digest, fail)
         if len(self.requests) != num_unfinished:
             self._drop_finished_from_running()
         return outputs
+
+    def _digest(self, part: PlannedTokens, result: ModelRunnerOutput) -> EngineOutput | None:
+        """Take in what one request got; its record, if there is news."""
+        request, _, _, end, samples = part
+        error = result.errors.get(request.request_id)
+        if error is not None:
+            return self._end_without_news(request, error)
+        if end >= request.kv_due:
+            self.kv_cache.take_in(request, end)
+        if request.sampling.prompt_logprobs is not None:
+            self._collect_prompt_logprobs(request, result)
+        if not samples:
+            return None
+        if request.pooling is not None:
+            return self._take_pooled(request, result)
+        return self._append_sampled(request, result)
 
     def _take_in_flight(self, step_id: int) -> list[PlannedTokens]:
         expected = next(iter(self._in_flight), None)
@@ -321,16 +345,10 @@ class Scheduler:
 
     def _append_sampled(self, request: Request, result: ModelRunnerOutput) -> EngineOutput:
         request_id = request.request_id
-        output = EngineOutput(request_id=request_id, num_cached_tokens=request.num_cached_tokens)
         sampled = result.sampled_token_ids.get(request_id)
         if not sampled:
-            output.finish_reason = "error"
-            output.error = (
-                result.errors.get(request_id)
-                or f"step {result.step_id} gave no token for request {request_id!r}"
-            )
-            self._finish(request, "error")
-            return output
+            return self._end_without_news(request, f"step {result.step_id} gave no token")
+        output = EngineOutput(request_id=request_id, num_cached_tokens=request.num_cached_tokens)
         if len(request.token_ids) == request.num_prompt_tokens:
             output.prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
         request.num_placeholders -= 1
@@ -349,13 +367,13 @@ class Scheduler:
     def _take_pooled(self, request: Request, result: ModelRunnerOutput) -> EngineOutput:
         """End a request with its vector."""
         pooled = result.pooled.get(request.request_id)
-        reason = "error" if pooled is None else "stop"
-        self._finish(request, reason)
+        if pooled is None:
+            return self._end_without_news(request, f"step {result.step_id} gave no vector")
+        self._finish(request, "stop")
         return EngineOutput(
             request_id=request.request_id,
-            finish_reason=reason,
+            finish_reason="stop",
             num_cached_tokens=request.num_cached_tokens,
-            error=f"step {result.step_id} gave no vector" if pooled is None else None,
             pooled=pooled,
         )
 
@@ -395,6 +413,18 @@ class Scheduler:
         self._finished_ids.append(request.request_id)
         self.finished[reason] += 1
 
+    def _end_without_news(
+        self, request: Request, error: str | None, reason: str = "error"
+    ) -> EngineOutput:
+        """End `request` without news; see `_finish`."""
+        self._finish(request, reason)
+        return EngineOutput(
+            request_id=request.request_id,
+            finish_reason=reason,
+            num_cached_tokens=request.num_cached_tokens,
+            error=error,
+        )
+
     def _drop_finished_from_running(self) -> None:
         self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
 
@@ -415,15 +445,7 @@ class Scheduler:
                 del self.blocked[request_id]
             elif request.status is not RequestStatus.RUNNING:
                 self.waiting.remove(request)
-            self._finish(request, reason)
-            outputs.append(
-                EngineOutput(
-                    request_id=request_id,
-                    finish_reason=reason,
-                    num_cached_tokens=request.num_cached_tokens,
-                    error=error,
-                )
-            )
+            outputs.append(self._end_without_news(request, error, reason))
         self._drop_finished_from_running()
         return outputs
 

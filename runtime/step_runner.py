@@ -1,6 +1,7 @@
 """What runners of a program share: a plan becomes a step, the step's rows become a result.
 
-    plan → PersistentBatch.prepare → inputs → ReplayManager.run → finish → result
+    plan → update → [ gather → inputs → ReplayManager.run → read ] → commit → result
+                      again for each half of the requests where it raises (`isolation.py`)
 
 Owns nothing of its own: rows belong to the batch, device memory to the executable and its replays,
 requests to the scheduler.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import abstractmethod
+from typing import Generic, TypeVar
 
 import msgspec
 import torch
@@ -21,8 +23,10 @@ from girih.runtime.executor import ModelRunnerOutput, SchedulerOutput, StepTimes
 from girih.runtime.replay import ReplayManager
 from girih.runtime.resident import ResidentRunner
 
+R = TypeVar("R")
 
-class StepRunner(ResidentRunner):
+
+class StepRunner(ResidentRunner, Generic[R]):
     """A runner behind the scheduler; subclasses say what they want of a step and make of its rows.
 
     Args:
@@ -36,30 +40,74 @@ class StepRunner(ResidentRunner):
         self.executable = replays.executable
         self.batch = batch
         self._threads = _CallingThread(threads)
+        self._seconds = [0.0, 0.0, 0.0]  # of the running step, as in `StepTimes`
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one plan; see `ModelRunner.execute`."""
         self._threads.prepare()
         started = time.perf_counter()
-        step = self.batch.prepare(plan)
-        inputs = self.inputs(plan, step)
+        failures = self.batch.failures
+        self.batch.update(plan)
+        self.update(plan)
+        self._seconds = [time.perf_counter() - started, 0.0, 0.0]
+        done = self._run_spared(plan, failures.spared(plan.num_scheduled_tokens))
+        committing = time.perf_counter()
+        result = ModelRunnerOutput(plan.step_id)
+        for step, found in done:
+            self.commit(step, found, result)
+        self._seconds[2] += time.perf_counter() - committing
+        return msgspec.structs.replace(
+            result,
+            errors=failures.texts(plan.num_scheduled_tokens),
+            times=StepTimes(*self._seconds),
+            dispatch=self.replays.explanation,
+        )
+
+    def _run_spared(
+        self, plan: SchedulerOutput, request_ids: list[str]
+    ) -> list[tuple[StepBatch, R]]:
+        """Run the step, in parts when it fails as a whole.
+
+        Raises:
+            Exception: it failed for every request, which says nothing about any of them.
+        """
+        failures = self.batch.failures
+        if self.executable.layout.state_specs:  # a state that was advanced cannot be taken back
+            return [self._run(plan, request_ids)] if request_ids else []
+        parts = failures.split(request_ids, lambda part: self._run(plan, request_ids[part]))
+        if request_ids and not parts:
+            raise failures.cause(request_ids[0])
+        return [found for _, found in parts]
+
+    def _run(self, plan: SchedulerOutput, request_ids: list[str]) -> tuple[StepBatch, R]:
+        """One step of some requests; may be repeated, as nothing of it is taken in yet."""
+        started = time.perf_counter()
+        step = self.batch.gather(plan, request_ids)
+        inputs = self.inputs(step)
         prepared = time.perf_counter()
         rows = self.replays.run(inputs)
         ran = time.perf_counter()
-        result = self.finish(plan, step, rows)
-        times = StepTimes(prepared - started, ran - prepared, time.perf_counter() - ran)
-        return msgspec.structs.replace(result, times=times, dispatch=self.replays.explanation)
+        found = self.read(step, rows)
+        spent = (prepared - started, ran - prepared, time.perf_counter() - ran)
+        self._seconds = [a + b for a, b in zip(self._seconds, spent, strict=True)]
+        return step, found
 
     @abstractmethod
-    def inputs(self, plan: SchedulerOutput, step: StepBatch) -> StepInputs:
+    def update(self, plan: SchedulerOutput) -> None:
+        """Take in which requests come and go; the batch's rows are up to date."""
+
+    @abstractmethod
+    def inputs(self, step: StepBatch) -> StepInputs:
         """What the program is given."""
 
     @abstractmethod
-    def finish(
-        self, plan: SchedulerOutput, step: StepBatch, rows: torch.Tensor
-    ) -> ModelRunnerOutput:
-        """Make the result of the plan from the program's rows [S, ...] and advance the batch."""
+    def read(self, step: StepBatch, rows: torch.Tensor) -> R:
+        """What the program's rows [S, ...] mean; nothing changes, `rows` hold only until then."""
+
+    @abstractmethod
+    def commit(self, step: StepBatch, found: R, result: ModelRunnerOutput) -> None:
+        """Take in what was read, advance the batch, and add to the result."""
 
 
 class _CallingThread:

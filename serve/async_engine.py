@@ -9,6 +9,7 @@ reader is slow; and since a stream merges, such a reader holds one delta, not a 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +17,15 @@ from typing import Any
 import msgspec
 
 from girih.kernels.errors import EngineError, RequestError
-from girih.runtime.messages import Admission
+from girih.runtime.isolation import describe, each
+from girih.runtime.messages import Admission, Answer
 from girih.runtime.request import EngineOutput, EngineRequest
 from girih.serve.core_link import CoreLink
 from girih.serve.detokenizer import Vocabulary
 from girih.serve.engine_thread import Record
 from girih.serve.output_processor import Delta, OutputProcessor
+
+logger = logging.getLogger(__name__)
 
 MAX_LOSSES = 2  # cores that may end while a request is theirs; it may be what ends them
 
@@ -222,13 +226,23 @@ class AsyncEngine:
     # ---- CoreListener ----
 
     def on_records(self, records: list[Record]) -> None:
-        """Spread admissions and outputs over the streams."""
+        """Spread admissions and outputs over the streams; one that cannot be read fails alone."""
         stopped: list[str] = []
-        for record in records:
+
+        def take(record: Record) -> None:
             if isinstance(record, Admission):
                 self._settle(record)
             elif isinstance(record, EngineOutput) and self._put(record):
                 stopped.append(record.request_id)
+
+        def fail(record: Record, error: Exception) -> None:
+            stream = None if isinstance(record, Answer) else self._streams.get(record.request_id)
+            logger.error("a record of the core cannot be taken", exc_info=error)
+            if stream is not None and not stream.processor.finished:
+                self._fail(stream, describe(error), "generation_failed")
+                stopped.append(stream.request_id)
+
+        each(records, take, fail)
         if stopped:
             self._link.abort(stopped)
 
@@ -291,9 +305,9 @@ class AsyncEngine:
         )
         stream.put(Delta(finish_reason="error", error=text, code="given_up"))
 
-    def _fail(self, stream: RequestStream, text: str) -> None:
+    def _fail(self, stream: RequestStream, text: str, code: str = "engine_error") -> None:
         stream.processor.finished = True
         if stream.admitted.done():
-            stream.put(Delta(finish_reason="error", error=text, code="engine_error"))
+            stream.put(Delta(finish_reason="error", error=text, code=code))
         else:
             stream.admitted.set_exception(EngineError(text))

@@ -2,7 +2,7 @@
 
 A matcher's state is a function of the output tokens. A request that comes back after a preemption
 brings its tokens along, so its matcher is simply made anew; results that were dropped meanwhile
-leave no trace.
+leave no trace. A request whose output cannot keep its form has failed.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from girih.kernels.errors import RequestError
+from girih.kernels.errors import GirihError
 from girih.runtime.executor import NewRequest, SchedulerOutput
+from girih.runtime.isolation import RowFailures, describe
 from girih.runtime.structured.backend import Backend, Mask, Matcher
-from girih.runtime.structured.output import StructuredOutput
 from girih.runtime.structured.store import GrammarStore
 
 Constraint = tuple[torch.Tensor, torch.Tensor]
@@ -26,26 +26,25 @@ class GrammarRows:
     Args:
         store: makes matchers.
         vocab_size: V, the width of the logits.
+        failures: of the batch.
     """
 
-    def __init__(self, store: GrammarStore, vocab_size: int) -> None:
+    def __init__(self, store: GrammarStore, vocab_size: int, failures: RowFailures) -> None:
         self._store = store
         self._num_words = -(-vocab_size // 32)
+        self._failures = failures
         self._matchers: dict[str, Matcher] = {}
-        self._errors: dict[str, str] = {}  # requests whose matcher cannot go on
 
     def __len__(self) -> int:
-        return len(self._matchers) + len(self._errors)
+        return len(self._matchers)
 
     def update(self, plan: SchedulerOutput) -> None:
         """Drop and add matchers as the plan says."""
         if len(self):
             for request_id in (*plan.finished_ids, *plan.preempted_ids):
                 self._matchers.pop(request_id, None)
-                self._errors.pop(request_id, None)
-        for request in plan.new_requests:
-            if request.sampling.structured is not None:
-                self._start(request, request.sampling.structured)
+        new = plan.new_requests
+        self._failures.each(((request.request_id, request) for request in new), self._start)
 
     def constrain(self, sampled_ids: list[str]) -> Constraint | None:
         """Masks for the rows a step samples from; None when no row has a grammar.
@@ -72,38 +71,41 @@ class GrammarRows:
             backend.fill(matchers, rows, mask)
         return torch.tensor(places), torch.from_numpy(mask)
 
-    def accept(self, sampled_ids: list[str], token_ids: torch.Tensor) -> dict[str, str]:
-        """Move the matchers on; returns the requests that cannot go on, with the reason.
+    def accept(self, sampled_ids: list[str], token_ids: torch.Tensor) -> None:
+        """Move the matchers on.
 
         Args:
             sampled_ids: as in `constrain`.
             token_ids: int64 [S], the token each got.
         """
-        if not len(self):
-            return {}
-        for request_id, token_id in zip(sampled_ids, token_ids.tolist(), strict=True):
-            matcher = self._matchers.get(request_id)
-            if matcher is not None and not matcher.is_stopped:
-                self._advance(request_id, matcher, token_id)
-        return {i: self._errors[i] for i in sampled_ids if i in self._errors}
-
-    def _start(self, request: NewRequest, structured: StructuredOutput) -> None:
-        try:
-            matcher = self._store.matcher(structured)
-        except RequestError as error:
-            self._errors[request.request_id] = str(error)
+        if not self._matchers:
             return
-        self._matchers[request.request_id] = matcher
-        for token_id in request.token_ids[request.num_prompt_tokens :]:
-            if request.request_id in self._matchers:
-                self._advance(request.request_id, matcher, token_id)
+        tokens = zip(sampled_ids, token_ids.tolist(), strict=True)
+        self._failures.each(
+            ((pair[0], pair) for pair in tokens if pair[0] in self._matchers),
+            lambda pair: _advance(self._matchers[pair[0]], pair[1]),
+        )
 
-    def _advance(self, request_id: str, matcher: Matcher, token_id: int) -> None:
-        try:
-            if matcher.accept(token_id):
-                return
-            reason = matcher.error or f"token {token_id} is not allowed"
-        except Exception as error:  # the library raises what it likes
-            reason = f"{type(error).__name__}: {error}"[:300]
-        self._errors[request_id] = f"the output cannot keep its form: {reason}"
-        self._matchers.pop(request_id, None)
+    def _start(self, request: NewRequest) -> None:
+        if request.sampling.structured is None:
+            return
+        matcher = self._store.matcher(request.sampling.structured)
+        for token_id in request.token_ids[request.num_prompt_tokens :]:
+            _advance(matcher, token_id)
+        self._matchers[request.request_id] = matcher
+
+
+def _advance(matcher: Matcher, token_id: int) -> None:
+    """Take a token; one after the end is not looked at.
+
+    Raises:
+        GirihError: the output cannot keep its form.
+    """
+    if matcher.is_stopped:
+        return
+    try:
+        reason = "" if matcher.accept(token_id) else matcher.error or f"no {token_id} is allowed"
+    except Exception as error:  # the library raises what it likes
+        reason = describe(error)[:300]
+    if reason:
+        raise GirihError(f"the output cannot keep its form: {reason}")

@@ -13,7 +13,7 @@ from support_tensor_runner import TensorFakeRunner
 from girih.kernels.errors import EngineError
 from girih.kernels.kv_groups import FULL, KVCacheGroup
 from girih.runtime.batch import PersistentBatch
-from girih.runtime.executor import NewRequest, RunningUpdate, SchedulerOutput
+from girih.runtime.executor import ModelRunnerOutput, NewRequest, RunningUpdate, SchedulerOutput
 from girih.runtime.sampler import GREEDY, SamplerOutput
 from girih.runtime.sampling_params import SamplingParams
 
@@ -37,8 +37,21 @@ def plan(step_id, new=(), running=(), scheduled=None, finished=(), preempted=())
     return SchedulerOutput(step_id, tuple(new), updates, scheduled, finished, preempted)
 
 
+def prepare(batch, plan):
+    batch.update(plan)
+    return batch.gather(plan, list(plan.num_scheduled_tokens))
+
+
+def sampling(batch, step):
+    return batch.sampling(step, slice(None))
+
+
 def commit(batch, step, tokens):
-    return batch.commit(step, SamplerOutput(torch.tensor(tokens, dtype=torch.int64), None))
+    result = ModelRunnerOutput(step.step_id)
+    sampled = SamplerOutput(torch.tensor(tokens, dtype=torch.int64), None)
+    batch.advance(step)
+    batch.commit(step, slice(None), sampled, result)
+    return result
 
 
 def make_batch(max_num_seqs=4):
@@ -47,7 +60,8 @@ def make_batch(max_num_seqs=4):
 
 def test_mixed_step_is_packed_without_padding():
     batch = make_batch()
-    step = batch.prepare(
+    step = prepare(
+        batch,
         plan(
             0,
             [
@@ -55,7 +69,7 @@ def test_mixed_step_is_packed_without_padding():
                 new_request("b", [7, 8], [2]),
             ],
             scheduled={"a": 20, "b": 2},
-        )
+        ),
     )
     assert step.query_start.tolist() == [0, 20, 22]
     assert step.seq_lens.tolist() == [36, 2]
@@ -67,7 +81,9 @@ def test_mixed_step_is_packed_without_padding():
     assert step.sampled_ids == ["b"]
     result = commit(batch, step, [9])
     assert result.sampled_token_ids == {"b": [9]}
-    step = batch.prepare(plan(1, running=[("a", (), 36), ("b", (), 2)], scheduled={"b": 1, "a": 4}))
+    step = prepare(
+        batch, plan(1, running=[("a", (), 36), ("b", (), 2)], scheduled={"b": 1, "a": 4})
+    )
     assert step.ids.tolist() == [9, 36, 37, 38, 39]  # in the plan's order
     assert step.logits_index.tolist() == [0, 4]
     assert step.sampled_ids == ["b", "a"]
@@ -79,24 +95,24 @@ def test_mixed_step_is_packed_without_padding():
 def test_several_kv_groups_have_tables_and_slots_of_their_own():
     batch = PersistentBatch(4, 64, 16, VOCAB_SIZE, num_groups=2)
     new = [new_request("a", [*range(20)], [3, 4, 5, 6], computed=16), new_request("b", [7], [8, 9])]
-    step = batch.prepare(plan(0, new, scheduled={"b": 1, "a": 4}))
+    step = prepare(batch, plan(0, new, scheduled={"b": 1, "a": 4}))
     assert step.block_table.tolist() == [[[8, 0], [3, 5]], [[9, 0], [4, 6]]]
     assert step.slot_mapping.tolist() == [[128, *range(80, 84)], [144, *range(96, 100)]]
     assert step.block_table.is_contiguous()
     assert step.slot_mapping.is_contiguous()
     commit(batch, step, [1, 1])
-    one = batch.prepare(plan(1, running=[("b", (), 1)], scheduled={"b": 1}))
+    one = prepare(batch, plan(1, running=[("b", (), 1)], scheduled={"b": 1}))
     assert one.block_table.stride() == (1, 1, 1)
     assert one.slot_mapping.stride() == (1, 1)
     running = [("a", (), 20), ("b", (), 1)]
-    batch.prepare(plan(1, running=running, scheduled={"a": 1, "b": 1}))
-    batch.prepare(plan(2, [new_request("c", [5], [1, 2])], scheduled={"c": 1}, finished=("a",)))
+    prepare(batch, plan(1, running=running, scheduled={"a": 1, "b": 1}))
+    prepare(batch, plan(2, [new_request("c", [5], [1, 2])], scheduled={"c": 1}, finished=("a",)))
     assert batch._block_table[0, :2].tolist() == [8, 9]  # b moved into the gap
 
 
 def test_a_model_without_attention_has_no_tables():
     batch = PersistentBatch(4, 64, 16, VOCAB_SIZE, num_groups=0)
-    step = batch.prepare(plan(0, [new_request("a", [*range(20)], [])], scheduled={"a": 20}))
+    step = prepare(batch, plan(0, [new_request("a", [*range(20)], [])], scheduled={"a": 20}))
     assert step.block_table.shape == (0, 1, 0)
     assert step.slot_mapping.shape == (0, 20)
 
@@ -108,47 +124,47 @@ def test_rows_stay_dense_and_keep_their_content_when_others_leave():
         new_request("b", [4, 5], [2], temperature=1.0, seed=5),
         new_request("c", [6], [3], temperature=0.5, logprobs=2, logit_bias={3: 1.0}),
     ]
-    step = batch.prepare(plan(0, requests, scheduled={"a": 3, "b": 2, "c": 1}))
+    step = prepare(batch, plan(0, requests, scheduled={"a": 3, "b": 2, "c": 1}))
     commit(batch, step, [10, 11, 12])
-    step = batch.prepare(plan(1, running=[("c", (4,), 1)], scheduled={"c": 1}, finished=("a",)))
+    step = prepare(batch, plan(1, running=[("c", (4,), 1)], scheduled={"c": 1}, finished=("a",)))
     assert batch.row_of == {"c": 0, "b": 1}
     assert step.ids.tolist() == [12]
-    assert step.sampling.temperature.tolist() == [0.5]
-    assert step.sampling.num_logprobs == (2,)
-    assert step.sampling.bias[1].tolist() == [3]
+    assert sampling(batch, step).temperature.tolist() == [0.5]
+    assert sampling(batch, step).num_logprobs == (2,)
+    assert sampling(batch, step).bias[1].tolist() == [3]
     commit(batch, step, [13])
-    step = batch.prepare(
-        plan(2, running=[("b", (), 2)], scheduled={"b": 1}, preempted=("c", "unknown"))
+    step = prepare(
+        batch, plan(2, running=[("b", (), 2)], scheduled={"b": 1}, preempted=("c", "unknown"))
     )
     assert len(batch) == 1
     assert step.ids.tolist() == [11]
-    assert step.sampling.temperature.tolist() == [1.0]
+    assert sampling(batch, step).temperature.tolist() == [1.0]
 
 
 def test_a_finished_id_may_be_new_in_the_same_plan():
     batch = make_batch(max_num_seqs=1)
-    commit(batch, batch.prepare(plan(0, [new_request("a", [1], [1])], scheduled={"a": 1})), [5])
+    commit(batch, prepare(batch, plan(0, [new_request("a", [1], [1])], scheduled={"a": 1})), [5])
     again = new_request("a", [3, 4], [2])
-    step = batch.prepare(plan(1, [again], scheduled={"a": 2}, finished=("a",)))
+    step = prepare(batch, plan(1, [again], scheduled={"a": 2}, finished=("a",)))
     assert step.ids.tolist() == [3, 4]
     assert step.seq_lens.tolist() == [2]
 
 
 def test_plans_that_do_not_fit_the_rows_are_refused():
     batch = make_batch(max_num_seqs=1)
-    commit(batch, batch.prepare(plan(0, [new_request("a", [1], [1])], scheduled={"a": 1})), [5])
+    commit(batch, prepare(batch, plan(0, [new_request("a", [1], [1])], scheduled={"a": 1})), [5])
     with pytest.raises(EngineError, match="at token 4; its row is at 1"):
-        batch.prepare(plan(1, running=[("a", (), 4)], scheduled={"a": 1}))
+        prepare(batch, plan(1, running=[("a", (), 4)], scheduled={"a": 1}))
     with pytest.raises(EngineError, match="its row is at None"):
-        batch.prepare(plan(1, running=[("x", (), 4)], scheduled={"x": 1}))
+        prepare(batch, plan(1, running=[("x", (), 4)], scheduled={"x": 1}))
     with pytest.raises(EngineError, match="all 1 rows are taken"):
-        batch.prepare(plan(1, [new_request("b", [1], [2])], scheduled={"b": 1}))
+        prepare(batch, plan(1, [new_request("b", [1], [2])], scheduled={"b": 1}))
 
 
 def test_plain_greedy_rows_ask_nothing_of_the_sampler():
     batch = make_batch()
-    step = batch.prepare(plan(0, [new_request("a", [1], [1])], scheduled={"a": 1}))
-    assert step.sampling is GREEDY
+    step = prepare(batch, plan(0, [new_request("a", [1], [1])], scheduled={"a": 1}))
+    assert sampling(batch, step) is GREEDY
 
 
 def test_prompt_rows_cover_all_but_the_first_prompt_token_over_chunks():
@@ -158,7 +174,7 @@ def test_prompt_rows_cover_all_but_the_first_prompt_token_over_chunks():
     for number, count in enumerate((4, 5, 1)):
         new = [request] if number == 0 else []
         running = [] if number == 0 else [("a", (), computed)]
-        step = batch.prepare(plan(number, new, running, scheduled={"a": count}))
+        step = prepare(batch, plan(number, new, running, scheduled={"a": count}))
         computed += count
         assert step.num_samples == (number == 2)
         for rows in step.prompt_rows:
@@ -169,7 +185,7 @@ def test_prompt_rows_cover_all_but_the_first_prompt_token_over_chunks():
             assert rows.num_logprobs == 3
         commit(batch, step, [7] * step.num_samples)
     assert seen == [*range(51, 60)]
-    step = batch.prepare(plan(3, running=[("a", (), 10)], scheduled={"a": 1}))
+    step = prepare(batch, plan(3, running=[("a", (), 10)], scheduled={"a": 1}))
     assert step.prompt_rows == ()
 
 

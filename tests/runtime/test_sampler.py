@@ -98,7 +98,7 @@ def measured_distribution(logits, params, histories=None, stop_ids=(), grid=1024
             if (value := getattr(inputs, name)) is not None
         },
     )
-    work = sampler._change_logits(logits[None], inputs, {})
+    work = sampler._change_logits(logits[None], inputs)
     tokens = sample(work.expand(count, -1).contiguous(), wide).token_ids
     return (tokens.bincount(minlength=logits.shape[0]) / count).tolist()
 
@@ -163,7 +163,7 @@ def test_edits_give_the_naive_logits(fields):
     logits = random_logits(1, 50)
     params = SamplingParams(**fields)
     inputs = ask([params], 50, [HISTORY], STOP_IDS)
-    work = sampler._change_logits(logits, inputs, {})
+    work = sampler._change_logits(logits, inputs)
     expected = torch.tensor([naive_logits(logits[0], params, *HISTORY, STOP_IDS)])
     torch.testing.assert_close(work, expected)
     changes = not torch.equal(expected, logits)

@@ -5,12 +5,13 @@ import asyncio
 import pytest
 import support_tokenizer
 from support_core import make_request
+from support_fake_runner import fake_generate
 from support_serving import fake_handle
 
 from girih.kernels.errors import EngineError, RequestError
 from girih.serve.api.streaming import interleave
 from girih.serve.async_engine import AsyncEngine
-from girih.serve.output_processor import Delta
+from girih.serve.output_processor import Delta, OutputProcessor
 from girih.serve.thread_link import ThreadLink
 
 TOKENIZER = support_tokenizer.byte_level()
@@ -105,6 +106,34 @@ def test_what_the_core_refuses_is_raised_to_the_submitter():
         return engine.num_requests
 
     assert run(scenario) == 0
+
+
+def test_an_output_that_cannot_be_read_fails_its_request_alone(monkeypatch, caplog):
+    def process(self, output, real=OutputProcessor.process):
+        if output.request_id == "culprit" and output.new_token_ids:
+            raise ValueError("injected")
+        return real(self, output)
+
+    async def scenario(engine, core):
+        names = ["a", "culprit", "b"]
+        requests = [make_request(name, max_tokens=30) for name in names]
+        streams = await asyncio.gather(*(engine.submit(request) for request in requests))
+        deltas = await asyncio.gather(*(read(stream) for stream in streams))
+        while core.has_work():
+            await asyncio.sleep(0.005)
+        return dict(zip(names, deltas, strict=True)), core.stats().finished
+
+    monkeypatch.setattr(OutputProcessor, "process", process)
+    deltas, finished = run(scenario, step_seconds=0.005)
+    assert (deltas["culprit"][-1].finish_reason, deltas["culprit"][-1].error) == (
+        "error",
+        "ValueError: injected",
+    )
+    for name in "ab":
+        tokens = [token for delta in deltas[name] for token in delta.token_ids]
+        assert tokens == fake_generate(make_request(name, max_tokens=30), TOKENIZER.vocab_size, 256)
+        assert deltas[name][-1].finish_reason == "length"
+    assert finished == {"length": 2, "abort": 1}
 
 
 def test_death_reaches_readers_and_later_submitters():

@@ -1,4 +1,4 @@
-"""A fake runner on the real batch and sampler: only the model is replaced.
+"""The runner of generating models on a fake model: batch, sampler and what lies between are real.
 
 The "logits" after a prefix are highest for the token `fake_next_token` gives and fall from there,
 so bans lead to the same next choice as in `FakeRunner`. The first KV group must keep everything.
@@ -6,42 +6,45 @@ so bans lead to the same next choice as in `FakeRunner`. The first KV group must
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from support_fake_runner import _choose, _extend
 
+from girih.graph.executable import StepInputs
 from girih.kernels.kv_groups import FULL
-from girih.runtime.batch import PersistentBatch, StepBatch
-from girih.runtime.executor import ModelRunnerOutput, SchedulerOutput
-from girih.runtime.sampler import sample, score_tokens
+from girih.runtime.batch import PersistentBatch
+from girih.runtime.model_runner import CompiledModelRunner
+from girih.runtime.structured.rows import GrammarRows
 
 
-class TensorFakeRunner:
-    """Runs plans through `PersistentBatch` and `sample`, with a fake KV memory by slot."""
+class TensorFakeRunner(CompiledModelRunner):
+    """Runs plans on a fake KV memory by slot.
 
-    def __init__(self, max_num_seqs, max_model_len, block_size, vocab_size, groups=(FULL,)):
+    Attributes:
+        steps: what the model was given.
+    """
+
+    def __init__(
+        self, max_num_seqs, max_model_len, block_size, vocab_size, groups=(FULL,), processors=(),
+        store=None,
+    ):  # fmt: skip
         sizes = (max_num_seqs, max_model_len, block_size, vocab_size, len(groups))
-        self.batch = PersistentBatch(*sizes)
+        layout = SimpleNamespace(state_specs=(), inputs=())
+        replays = SimpleNamespace(
+            executable=SimpleNamespace(layout=layout), run=self._forward, explanation="fake"
+        )
+        batch = PersistentBatch(*sizes, processors)
+        grammars = GrammarRows(store, vocab_size, batch.failures)
+        super().__init__(replays, batch, grammars, threads=1)
         self.groups = groups
         self.block_size, self.vocab_size = block_size, vocab_size
         self.memory: dict[int, int] = {}
         self.violations: list[str] = []
-        self.steps: list[StepBatch] = []
+        self.steps: list[StepInputs] = []
 
-    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        step = self.batch.prepare(plan)
+    def _forward(self, step: StepInputs) -> torch.Tensor:
         self.steps.append(step)
-        assert len(self.batch) >= len(step.rows)
-        logits = self._forward(step)
-        output = sample(logits[: step.num_samples], step.sampling)
-        prompts = {
-            p.request_id: score_tokens(
-                logits[p.start : p.stop], p.token_ids, [p.num_logprobs] * (p.stop - p.start)
-            )
-            for p in step.prompt_rows
-        }
-        return self.batch.commit(step, output, prompts)
-
-    def _forward(self, step: StepBatch) -> torch.Tensor:
         starts, lens = step.query_start.tolist(), step.seq_lens.tolist()
         tables, slots = step.block_table.tolist(), step.slot_mapping.tolist()
         if len(self.groups) == 1:
