@@ -200,6 +200,7 @@ def _change_logits(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor
         asked = inputs.penalties
         values = work[asked.rows, asked.token_ids]
         values = torch.where(values > 0, values / asked.repetition, values * asked.repetition)
+        values.clamp_(max=torch.finfo(torch.float32).max)  # infinite ones could not be compared
         values -= asked.frequency * asked.output_counts
         values -= asked.presence * (asked.output_counts > 0)
         work[asked.rows, asked.token_ids] = values

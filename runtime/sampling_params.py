@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,7 +19,10 @@ from girih.runtime.structured.output import StructuredOutput
 
 MAX_SEED = 2**64 - 1
 MIN_SEED = -(2**63)
+MAX_INTEGER = 2**63 - 1
 MAX_LOGIT_BIAS = 100.0
+MIN_TEMPERATURE = 2.0**-126
+"""The smallest normal float32: below it a temperature has no full precision, or is 0."""
 _LISTS = {
     "stop": "a string, or a list of strings",
     "stop_token_ids": "a list of token ids",
@@ -29,24 +33,35 @@ _FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
 
 
 def check_number(name: str, value: Any, low: float, high: float, allowed: str) -> None:
-    """Raise `RequestError` unless `value` is a finite number with `low` <= value <= `high`."""
+    """Raise `RequestError` unless `value` is a finite float64 with `low` <= value <= `high`."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not low <= value <= high:
-        raise RequestError(f"{name} is {value!r}; it must be {allowed}", param=name)
+    if not is_number or not low <= value <= high or abs(value) > sys.float_info.max:
+        raise RequestError(f"{name} is {_shown(value)}; it must be {allowed}", param=name)
 
 
 def check_integer(name: str, value: Any, low: int, high: int | None, allowed: str) -> None:
-    """Raise `RequestError` unless `value` is an integer with `low` <= value (<= `high`)."""
+    """Raise `RequestError` unless `value` is an integer with `low` <= value (<= `high`).
+
+    None for `high` stands for what 64 bits hold.
+    """
     is_integer = isinstance(value, int) and not isinstance(value, bool)
-    if not is_integer or value < low or (high is not None and value > high):
-        raise RequestError(f"{name} is {value!r}; it must be {allowed}", param=name)
+    if is_integer and high is None and value > MAX_INTEGER:
+        allowed = f"at most {MAX_INTEGER}"
+    if not is_integer or not low <= value <= (MAX_INTEGER if high is None else high):
+        raise RequestError(f"{name} is {_shown(value)}; it must be {allowed}", param=name)
+
+
+def _shown(value: Any) -> str:
+    """A value in an error; Python does not print integers of thousands of digits."""
+    is_long = isinstance(value, int) and value.bit_length() > 256
+    return f"an integer of {value.bit_length()} bits" if is_long else repr(value)
 
 
 def _check_token_ids(name: str, token_ids: Iterable[Any]) -> None:
     for token_id in token_ids:
-        if type(token_id) is not int or token_id < 0:
+        if type(token_id) is not int or not 0 <= token_id <= MAX_INTEGER:
             raise RequestError(
-                f"{name} has the entry {token_id!r}; token ids are integers >= 0", param=name
+                f"{name} has the entry {_shown(token_id)}; token ids are integers >= 0", param=name
             )
 
 
@@ -86,7 +101,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=NamedF
 
     Attributes:
         n: completions per prompt (expanded by the caller; the core sees single ones).
-        temperature: 0 is greedy; else the divisor of the logits.
+        temperature: 0 is greedy, and so is less than 1.2e-38; else the divisor of the logits.
         top_p: keep the smallest set of tokens with this much probability, in (0, 1].
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         min_p: drop tokens less likely than this share of the most likely one, in [0, 1].
@@ -152,7 +167,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=NamedF
     @property
     def is_greedy(self) -> bool:
         """Whether the most likely token is always taken."""
-        return self.temperature == 0
+        return self.temperature < MIN_TEMPERATURE
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `RequestError` when a token id lies outside the vocabulary of `vocab_size`."""

@@ -131,7 +131,7 @@ class SamplingRows:
         if seed is None:
             seed = int(self._entropy.integers(2**63))
         self._flags[row] = flags
-        self._temperature[row] = min(params.temperature, _LARGEST)
+        self._temperature[row] = 0 if params.is_greedy else min(params.temperature, _LARGEST)
         self._min_p[row] = params.min_p
         self._top_k[row] = min(params.top_k, self.vocab_size)
         if params.top_k <= 0:

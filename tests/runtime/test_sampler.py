@@ -369,6 +369,88 @@ def test_logprobs_are_of_the_raw_distribution_and_only_for_rows_that_ask():
     assert output.logprobs[2].top_token_ids == []
 
 
+EDGES = {
+    "temperature": [0.0, -0.0, 5e-324, 1e-46, 1e-40, 1e-38, 2.0**-126, 1e-30, 1e38, 1e39, 1e308],
+    "top_p": [5e-324, 1e-46, 1e-40, 1e-9, 1 - 2.0**-30, 1 - 2.0**-53],
+    "min_p": [-0.0, 5e-324, 1e-46, 1e-40, 1 - 2.0**-30, 1.0],
+    "top_k": [-1, 1, 299, 300, 2**31, 2**63 - 1],
+    "repetition_penalty": [5e-324, 1e-46, 1e-38, 1e38, 1e308],
+    "frequency_penalty": [-2, -0.0, 5e-324, 2],
+    "presence_penalty": [-2, -0.0, 1e-46, 2],
+    "logit_bias": [{1: 100.0}, {1: -100.0}, {1: 5e-324, 2: -0.0}, dict.fromkeys(range(300), -100)],
+    "seed": [-(2**63), 2**64 - 1],
+}
+BESIDE_EDGES = {
+    "alone": {},
+    "top_k": {"top_k": 50},
+    "top_p": {"top_p": 0.9},
+    "min_p": {"min_p": 0.05},
+    "all filters": {"top_k": 50, "top_p": 0.9, "min_p": 0.05},
+    "edits": {"bad_words": ((3,),), "logit_bias": {4: 9.0}, "logprobs": 3},
+    "penalties": {
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 0.5,
+        "presence_penalty": 0.5,
+    },
+    "allowed": {"allowed_token_ids": (3, 5, 7), "top_k": 2, "top_p": 0.5},
+}
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e30, 1e-40, 0.0])
+@pytest.mark.parametrize("beside", BESIDE_EDGES)
+def test_extreme_settings_beside_greedy_rows(beside, scale):
+    """Every extreme with every filter, in one batch and alone: greedy rows and tokens are right."""
+    logits = random_logits(3, 300, seed=5) * scale
+    greedy = logits.argmax(-1).tolist()
+    history = ([1, 3, 3, greedy[1]], [3, greedy[1]])
+    plain = SamplingParams(temperature=0)
+    for field, values in EDGES.items():
+        for value in values:
+            asked = {"temperature": 0.8, "seed": 7, **BESIDE_EDGES[beside], field: value}
+            params = [plain, SamplingParams(**asked), plain]
+            together = sample(logits, ask(params, 300, [history] * 3)).token_ids.tolist()
+            alone = sample(logits[1:2], ask(params[1:2], 300, [history])).token_ids.item()
+            assert (together[0], together[2]) == (greedy[0], greedy[2]), (field, value)
+            assert together[1] == alone, (field, value)
+            banned = {word[0] for word in params[1].bad_words}
+            allowed = set(params[1].allowed_token_ids or range(300)) - banned
+            assert alone in allowed, (field, value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 3e38, -3e38])
+@pytest.mark.parametrize("beside", BESIDE_EDGES)
+def test_a_row_without_usable_logits_harms_no_other(beside, value):
+    logits = random_logits(4, 300, seed=6)
+    logits[1] = value
+    logits[2, :7] = value
+    greedy = logits.argmax(-1).tolist()
+    plain = SamplingParams(temperature=0)
+    asked = SamplingParams(temperature=0.8, seed=7, **BESIDE_EDGES[beside])
+    output = sample(logits, ask([plain, asked, asked, plain], 300, [([1, 3], [3])] * 4))
+    assert output.token_ids[[0, 3]].tolist() == [greedy[0], greedy[3]]
+    assert all(0 <= token < 300 for token in output.token_ids.tolist())
+
+
+def test_logits_that_a_penalty_makes_infinite_are_the_largest():
+    logits = torch.tensor([[9.0, 8.0, 10.0, -1.0]])
+    params = SamplingParams(seed=7, repetition_penalty=5e-324)
+    chosen = {
+        sample(logits, ask([params], 4, [([0, 1] * length, [])])).token_ids.item()
+        for length in range(1, 30)
+    }
+    assert chosen == {0, 1}
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-46, 1e-40, 1e-38, -0.0])
+def test_temperatures_below_the_smallest_useful_one_are_greedy(temperature):
+    params = SamplingParams(temperature=temperature, seed=1)
+    assert params.is_greedy
+    logits = torch.zeros(1, 300)  # chance would not take the first
+    beside = SamplingParams(temperature=1.0, seed=1)
+    both = sample(logits.repeat(2, 1), ask([params, beside], 300)).token_ids.tolist()
+    assert both[0] == 0 != both[1]
+
+
 @pytest.mark.parametrize(
     "extreme",
     [{"temperature": 1e39}, {"repetition_penalty": 1e-320}, {"repetition_penalty": 1e39}],

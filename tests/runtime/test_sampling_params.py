@@ -18,10 +18,15 @@ BAD = [
     ("temperature", math.nan),
     ("temperature", "hot"),
     ("temperature", True),
+    ("top_p", -0.0),
     ("top_p", 0.0),
     ("top_p", 1.01),
     ("top_k", -2),
     ("top_k", 1.5),
+    ("top_k", 2**63),
+    ("max_tokens", 2**64),
+    ("logit_bias", {1: 1e38}),
+    ("logit_bias", {1: -1e38}),
     ("min_p", -0.01),
     ("min_p", 1.1),
     ("presence_penalty", 2.1),
@@ -69,6 +74,15 @@ def test_bad_value_names_field_and_value(name, value):
         SamplingParams(**{name: value})
     assert caught.value.param == name
     assert name in str(caught.value)
+
+
+def test_integers_too_long_to_be_printed_are_refused():
+    for name in ("temperature", "repetition_penalty", "n", "max_tokens", "logprobs", "top_k"):
+        for digits in (400, 5000):
+            with pytest.raises(RequestError, match=f"{name} is an integer of .* bits"):
+                SamplingParams(**{name: 10**digits})
+    with pytest.raises(RequestError, match="stop_token_ids has the entry an integer of"):
+        SamplingParams(stop_token_ids=(10**5000,))
 
 
 @pytest.mark.parametrize(
