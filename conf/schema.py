@@ -21,6 +21,7 @@ from girih.conf.tool_keys import (
     PassesRunKeys,
     SweepKeys,
 )
+from girih.kernels.choices import choices_of
 from girih.passes.options import OptConfig
 from girih.runtime.config import (
     CacheConfig,
@@ -303,6 +304,15 @@ def leaf_types(verb: str) -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     _collect(root_schema(verb), "", leaves)
     return {key: kind for key, kind in leaves.items() if key not in LABELS}
+
+
+def choices(verb: str) -> dict[str, tuple[str, ...]]:
+    """Return the dotted keys of `verb` that take one of a few values, and these."""
+    return {
+        f"{section}.{name}": allowed
+        for section in VERBS[verb].sections
+        for name, allowed in choices_of(SECTIONS[section]).items()
+    }
 
 
 def key_names(verb: str) -> list[str]:

@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
+from girih.kernels.choices import one_of
 from girih.kernels.errors import ConfigError
 
 
@@ -55,7 +56,7 @@ class OptConfig:
     compile: bool = True
     passes: PassesConfig = field(default_factory=PassesConfig)
     fast_math: bool = False
-    stop_after: str | None = None
+    stop_after: str | None = one_of(*PASS_NAMES, default=None)
     strict: bool = False
     verify: bool = False
     dump: str | None = None

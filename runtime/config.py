@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from girih.kernels.choices import check_choices, one_of
 from girih.kernels.errors import ConfigError
+from girih.kernels.target import ISAS
 from girih.passes.options import OptConfig
 
 KV_DTYPES = ("auto", "int8")
@@ -36,18 +38,15 @@ class ModelConfig:
     """
 
     source: str = "smollm2"
-    dtype: str = "auto"
+    dtype: str = one_of(*DTYPES)
     max_model_len: int | str | None = None
     name: str | None = None
-    task: str = "auto"
-    pooling: str = "auto"
+    task: str = one_of("auto", "generate", "embed", "classify")
+    pooling: str = one_of("auto", "last", "cls", "mean", "all")
     matryoshka: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ConfigError(
-                f"model.dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}"
-            )
+        check_choices("model", self)
         length = self.max_model_len
         if (isinstance(length, str) and length != "auto") or (
             isinstance(length, int) and length < 2
@@ -68,10 +67,13 @@ class TargetConfig:
         arch: GPU architecture, e.g. "sm_90"; "auto" asks the GPU of this machine.
     """
 
-    device: str = "cpu"
-    isa: str = "auto"
+    device: str = one_of("cpu", "cuda")
+    isa: str = one_of("auto", *ISAS)
     threads: int = 0
     arch: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_choices("target", self)
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 1024
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 48
-    policy: str = "fcfs"
+    policy: str = one_of("fcfs", "priority")
     max_num_waiting: int = 0
     max_waiting_tokens: int = 0
 
@@ -104,10 +106,7 @@ class SchedulerConfig:
                 raise ConfigError(
                     f"scheduler.{name} is {getattr(self, name)}; it must be at least 1"
                 )
-        if self.policy not in ("fcfs", "priority"):
-            raise ConfigError(
-                f"scheduler.policy is {self.policy!r}; it must be 'fcfs' or 'priority'"
-            )
+        check_choices("scheduler", self)
         for name in ("long_prefill_token_threshold", "max_num_waiting", "max_waiting_tokens"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"scheduler.{name} is {getattr(self, name)}; it must be >= 0")
@@ -132,15 +131,15 @@ class CacheConfig:
     kv_cache_bytes: int | None = None
     memory_fraction: float = 0.4
     enable_prefix_caching: bool = True
-    kv_dtype: str = "auto"
+    kv_dtype: str = one_of(*KV_DTYPES)
 
     def __post_init__(self) -> None:
-        if self.kv_dtype not in KV_DTYPES:
-            why = "fp8 is for GPUs; " if self.kv_dtype.startswith("fp8") else ""
+        if self.kv_dtype.startswith("fp8"):
             raise ConfigError(
-                f"cache.kv_dtype is {self.kv_dtype!r}; {why}it must be one of "
+                f"cache.kv_dtype is {self.kv_dtype!r}; fp8 is for GPUs; it must be one of "
                 f"{', '.join(KV_DTYPES)}"
             )
+        check_choices("cache", self)
         if self.block_size < 16 or self.block_size % 16:
             raise ConfigError(
                 f"cache.block_size is {self.block_size}; it must be a positive multiple of 16"
@@ -170,19 +169,14 @@ class CompileConfig:
         cache_gib: after a build, cached bundles used longest ago go until the rest fits.
     """
 
-    mode: str = "wait"
+    mode: str = one_of("wait", "background")
     bundle: str | None = None
-    bundle_missing: str = "error"
+    bundle_missing: str = one_of("error", "build")
     reuse: bool = True
     cache_gib: float = 20.0
 
     def __post_init__(self) -> None:
-        if self.mode not in ("wait", "background"):
-            raise ConfigError(f"compile.mode is {self.mode!r}; it is 'wait' or 'background'")
-        if self.bundle_missing not in ("error", "build"):
-            raise ConfigError(
-                f"compile.bundle_missing is {self.bundle_missing!r}; it is 'error' or 'build'"
-            )
+        check_choices("compile", self)
         if self.cache_gib < 0:
             raise ConfigError(f"compile.cache_gib is {self.cache_gib}; it must be 0 or more")
 
@@ -212,29 +206,20 @@ class RuntimeConfig:
             scheduler.max_num_seqs.
     """
 
-    process: str = "inline"
+    process: str = one_of("inline", "process")
     async_scheduling: bool = True
     trace: str | None = None
     profile_dir: str | None = None
     logits_processors: tuple[str, ...] = ()
     batch_invariant: bool = False
     status_seconds: float = 10.0
-    restart: str = "never"
-    replay: str = "auto"
+    restart: str = one_of("never", "on-failure")
+    replay: str = one_of("auto", "none", "piecewise", "full")
     replay_tokens: tuple[int, ...] = ()
     replay_requests: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("process", ("inline", "process")),
-            ("restart", ("never", "on-failure")),
-            ("replay", ("auto", "none", "piecewise", "full")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ConfigError(
-                    f"runtime.{name} is {getattr(self, name)!r}; it must be one of "
-                    f"{', '.join(allowed)}"
-                )
+        check_choices("runtime", self)
         for name in ("replay_tokens", "replay_requests"):
             sizes = tuple(getattr(self, name))
             if any(a >= b for a, b in pairwise((0, *sizes))):

@@ -108,18 +108,31 @@ def candidates(words: list[str]) -> list[str]:
         Whole words; those that end in "=" want a value. `[FILES]` asks for a path.
     """
     *before, current = words or [""]
+    is_help = before[:1] == ["help"]
+    before = before[is_help:]
     verb = _verb_of(before)
     if current.startswith("-"):
         return _starting(current, FLAGS)
-    if verb is None:
-        return _starting(current, _next_verb_words(before))
+    if verb is None or is_help:
+        return _starting(current, [*_next_verb_words(before), *([] if before else ["help"])])
     if verb == "completion":
         return _starting(current, SHELLS) if len(before) == 1 else []
     key, equals, value = current.partition("=")
     if equals:
         return _values(verb, key, value)
     words = [*_next_verb_words(before), *(f"{key}=" for key in schema.key_names(verb))]
-    return _starting(current, words)
+    return _starting(current, words + (_bare_words(verb) if current else []))
+
+
+def _bare_words(verb: str) -> list[str]:
+    """Values that may stand alone."""
+    if verb == "models rm":
+        from girih.serve.local_models import local_models
+
+        return [model.name for model in local_models() if model.path is not None]
+    if schema.VERBS[verb].positional != "model":
+        return []
+    return [name for name in group_options("model") if name != "custom"]
 
 
 def _verb_of(before: list[str]) -> str | None:
@@ -148,9 +161,11 @@ def _values(verb: str, key: str, typed: str) -> list[str]:
         options = [name for name in group_options(key) if name != "custom"]
         found = [f"{key}={name}" for name in options if name.startswith(typed)]
         return found if found or key != "model" else [FILES]
-    kind = schema.leaf_types(verb).get(schema.ALIASES.get(key, key))
-    if kind is bool:
-        return _starting(f"{key}={typed}", (f"{key}={value}" for value in ("true", "false")))
+    full = schema.ALIASES.get(key, key)
+    kind = schema.leaf_types(verb).get(full)
+    known = ("true", "false") if kind is bool else schema.choices(verb).get(full)
+    if known is not None:
+        return _starting(f"{key}={typed}", (f"{key}={value}" for value in known))
     is_path = kind in (str, str | None) and key.rpartition(".")[2] in PATHS
     return [FILES] if is_path else []
 

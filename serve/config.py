@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from girih.kernels.choices import check_choices, one_of
 from girih.kernels.errors import ConfigError
-from girih.serve.parsers.registry import choose, reasoning_formats, tool_formats
+from girih.serve.parsers.registry import reasoning_formats, tool_formats
 
 
 @dataclass(frozen=True)
@@ -114,24 +115,21 @@ class ServeConfig:
     max_stored_responses: int = 1000
     max_stored_bytes: int = 64 * 1024 * 1024
     trust_request_chat_template: bool = False
-    tool_parser: str = "auto"
-    reasoning_parser: str = "auto"
+    tool_parser: str = one_of("auto", "none", more=tool_formats)
+    reasoning_parser: str = one_of("auto", "none", more=reasoning_formats)
     stall_seconds: float = 120.0
     keep_alive_seconds: float = 15.0
     drain_seconds: float = 30.0
     api_processes: int = 1
     log_requests: bool = True
-    log_style: str = "text"
+    log_style: str = one_of("text", "json")
     otlp_endpoint: str | None = None
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"serve.port is {self.port}; it must be 0 to 65535")
-        if self.log_style not in ("text", "json"):
-            raise ConfigError(f"serve.log_style is {self.log_style!r}; it must be text or json")
-        choose(tool_formats(), self.tool_parser, None, "serve.tool_parser")
-        choose(reasoning_formats(), self.reasoning_parser, None, "serve.reasoning_parser")
+        check_choices("serve", self)
         if self.admin_key == "" or self.admin_key in self.api_keys:
             raise ConfigError(
                 "serve.admin_key is empty or one of serve.api_keys; give it a value of its own"

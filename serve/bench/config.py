@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from girih.kernels.choices import check_choices, one_of
 from girih.kernels.errors import ConfigError
 
 APIS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -35,7 +36,7 @@ class EndpointConfig:
     """
 
     base_url: str = "http://127.0.0.1:8000"
-    api: str = "completions"
+    api: str = one_of(*APIS)
     model: str | None = None
     api_key: str | None = None
     ignore_eos: bool = True
@@ -44,7 +45,7 @@ class EndpointConfig:
     wait_seconds: float = 10.0
 
     def __post_init__(self) -> None:
-        _require(self.api in APIS, "endpoint.api", self.api, " or ".join(APIS))
+        check_choices("endpoint", self)
         _require(
             self.base_url.startswith(("http://", "https://")),
             "endpoint.base_url",
@@ -87,7 +88,7 @@ class DatasetConfig:
         time_unit: seconds that one unit of a trace's timestamp lasts.
     """
 
-    kind: str = "random"
+    kind: str = one_of(*KINDS)
     file: str | None = None
     num_requests: int = 100
     seed: int = 0
@@ -101,7 +102,7 @@ class DatasetConfig:
     time_unit: float = 0.001
 
     def __post_init__(self) -> None:
-        _require(self.kind in KINDS, "dataset.kind", self.kind, ", ".join(KINDS))
+        check_choices("dataset", self)
         from_file = self.kind in ("sharegpt", "trace")
         _require(
             not from_file or bool(self.file), "dataset.file", self.file, f"a file for {self.kind}"
@@ -145,7 +146,7 @@ class LoadConfig:
     request_rate: float = math.inf
     burstiness: float = 1.0
     max_concurrency: int | None = None
-    ramp: str = "none"
+    ramp: str = one_of(*RAMPS)
     ramp_start: float = 1.0
     ramp_end: float = 10.0
     speed: float = 1.0
@@ -155,7 +156,7 @@ class LoadConfig:
         for name in ("request_rate", "burstiness", "ramp_start", "ramp_end", "speed"):
             value = getattr(self, name)
             _require(value > 0, f"load.{name}", value, "above 0")
-        _require(self.ramp in RAMPS, "load.ramp", self.ramp, ", ".join(RAMPS))
+        check_choices("load", self)
         limit = self.max_concurrency
         _require(limit is None or limit >= 1, "load.max_concurrency", limit, "at least 1")
         _require(self.warmups >= 0, "load.warmups", self.warmups, "at least 0")

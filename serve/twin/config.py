@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from girih.kernels.choices import check_choices, one_of
 from girih.kernels.errors import ConfigError
-
-ROUTINGS = ("least_loaded", "round_robin")
 
 
 @dataclass(frozen=True)
@@ -23,14 +22,11 @@ class SimulateConfig:
 
     cost: str | None = None
     replicas: int = 1
-    routing: str = "least_loaded"
+    routing: str = one_of("least_loaded", "round_robin")
     async_scheduling: bool = True
     max_model_len: int | None = None
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
             raise ConfigError(f"simulate.replicas is {self.replicas}; it must be at least 1")
-        if self.routing not in ROUTINGS:
-            raise ConfigError(
-                f"simulate.routing is {self.routing!r}; it must be one of {', '.join(ROUTINGS)}"
-            )
+        check_choices("simulate", self)

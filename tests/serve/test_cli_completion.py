@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from girih.kernels.errors import ConfigError
 from girih.serve import cli
 from girih.serve.cli_completion import FILES, SHELLS, candidates, script
 from girih.serve.commands import VERBS
@@ -18,6 +19,12 @@ from girih.serve.commands import VERBS
     [
         (["gen"], ["generate"]),
         (["bench", "o"], ["offline"]),
+        (["hel"], ["help"]),
+        (["help", "gen"], ["generate"]),
+        (["help", "bench", "o"], ["offline"]),
+        (["help", "serve", "po"], []),
+        (["serve", "smo"], ["smollm2"]),
+        (["cache", "list", "smo"], []),
         (["bench", "se"], ["serve"]),
         (["-q", "bench", "o"], ["offline"]),
         (["serve", "opt=O0"], ["opt=O0"]),
@@ -27,6 +34,14 @@ from girih.serve.commands import VERBS
         (["generate", "ignore_eos="], ["ignore_eos=true", "ignore_eos=false"]),
         (["generate", "port"], []),
         (["serve", "po"], ["port="]),
+        (["serve", "dtype=f"], ["dtype=float16", "dtype=float32"]),
+        (["serve", "scheduler.policy="], ["scheduler.policy=fcfs", "scheduler.policy=priority"]),
+        (["serve", "bundle_missing=b"], ["bundle_missing=build"]),
+        (["serve", "serve.tool_parser=n"], ["serve.tool_parser=none"]),
+        (["serve", "serve.reasoning_parser=q"], ["serve.reasoning_parser=qwen3"]),
+        (["passes", "run", "opt.stop_after=m"], ["opt.stop_after=merge_sibling_linears"]),
+        (["bench", "serve", "api="], ["api=completions", "api=chat"]),
+        (["simulate", "simulate.routing=r"], ["simulate.routing=round_robin"]),
         (["serve", "port="], []),
         (["bench", "serve", "report.json="], [FILES]),
         (["generate", "model=./x"], [FILES]),
@@ -38,6 +53,12 @@ from girih.serve.commands import VERBS
 )
 def test_what_is_offered(line, offered):
     assert candidates(line) == offered
+
+
+def test_models_that_can_be_removed_are_offered(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIRIH_CACHE_DIR", str(tmp_path))
+    (tmp_path / "gguf" / "some-model").mkdir(parents=True)
+    assert candidates(["models", "rm", "so"]) == ["some-model"]
 
 
 def test_every_verb_can_be_reached():
@@ -57,6 +78,30 @@ def test_every_offered_key_composes():
         for key in keys:
             name = key[:-1]
             assert name in schema.GROUPS or schema.ALIASES.get(name, name) in leaves
+
+
+def test_what_is_offered_is_what_the_settings_take():
+    from girih.conf import schema
+    from girih.conf.compose import to_record
+
+    for verb in schema.VERBS:
+        for key, allowed in schema.choices(verb).items():
+            section, name = key.split(".")
+            record = schema.SECTIONS[section]
+            for value in allowed:
+                settings = {name: value, **BESIDE.get((name, value), {})}
+                assert getattr(to_record(record, settings), name) == value
+            if key != "opt.stop_after":  # names the nearest pass
+                with pytest.raises(ConfigError, match=rf"{key} is 'zzz'; it must be one of "):
+                    record(**{name: "zzz"})
+
+
+BESIDE = {
+    ("restart", "on-failure"): {"process": "process"},
+    ("kind", "sharegpt"): {"file": "f"},
+    ("kind", "trace"): {"file": "f"},
+}
+"""What else a value needs."""
 
 
 def test_completing_imports_nothing_heavy():
