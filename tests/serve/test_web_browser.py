@@ -427,6 +427,10 @@ def test_a_phone_shows_the_other_uses_whole(open_page, writer, new_server, kind)
         page.wait_for_selector("article:last-child .tok")
         main = "chat"
     else:
+        vectors = json.dumps(
+            {"data": [{"embedding": [-0.123] * 384}] * 2, "usage": {"prompt_tokens": 7}}
+        )
+        page.route("**/v1/embeddings", functools.partial(fulfil, vectors))
         page.fill("#texts-input", "x" * 200 + "\n" + "two words")
         page.click("#texts-send")
         page.wait_for_selector("#texts-result li >> nth=1")
@@ -434,6 +438,7 @@ def test_a_phone_shows_the_other_uses_whole(open_page, writer, new_server, kind)
     sections = ("settings", "chat", "texts", "status")
     assert [v for v in sections if page.is_visible(f"main > #{v}")] == [main]
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert page.evaluate(f"document.getElementById('{main}').scrollWidth") <= 360
     page.click("nav [data-view=status]")
     assert [v for v in sections if page.is_visible(f"main > #{v}")] == ["status"]
 
