@@ -74,10 +74,12 @@ class TextOptions:
 def require_task(facts: EngineFacts, wanted: Sequence[str]) -> None:
     """Raise `RequestError` unless the model has one of the tasks."""
     if facts.task not in wanted:
-        raise RequestError(
-            f"the model {facts.name!r} does not {' or '.join(wanted)}; {TASK_USES[facts.task]}",
-            param="model",
-        )
+        raise RequestError(does_not(wanted, facts.task, facts.name), param="model")
+
+
+def does_not(wanted: Sequence[str], task: str, name: str) -> str:
+    """Say that a model has none of the tasks, and how to use the one it has."""
+    return f"the model {name!r} does not {' or '.join(wanted)}; {TASK_USES[task]}"
 
 
 def pooling_of(facts: EngineFacts) -> PoolingFacts:

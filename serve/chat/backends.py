@@ -15,9 +15,13 @@ from girih.serve.chat.conversation import Message
 from girih.serve.chat.settings import Settings
 from girih.serve.sampling_defaults import SamplingDefaults, read_generation_config
 from girih.serve.sse import sse_events, sse_lines
+from girih.serve.texts import does_not, require_task
 
 if TYPE_CHECKING:
     from girih.serve.llm import LLM
+
+
+COMPLETION_TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,13 @@ class ChatBackend(Protocol):
 
     Attributes:
         title: the model's name and where it runs.
+        continues: the model has no chat template: messages are pieces of one text, which it
+            writes on.
         may_be_interrupted: whether KeyboardInterrupt at any point leaves it usable.
     """
 
     title: str
+    continues: bool
     may_be_interrupted: bool
 
     def answer(self, messages: list[Message], settings: Settings) -> Iterator[Piece]:
@@ -60,20 +67,26 @@ class ChatBackend(Protocol):
 
 
 class LocalBackend:
-    """An engine in this process."""
+    """An engine in this process.
+
+    Raises:
+        RequestError: its model does not generate.
+    """
 
     may_be_interrupted = False  # a step must end before the core can forget its request
 
     def __init__(self, llm: LLM) -> None:
+        require_task(llm.handle.facts, ("generate",))
         self.title = f"{llm.handle.name} in this process"
+        self.continues = not llm.tokenizer.chat_templates
         self._llm = llm
         self._model_values = read_generation_config(llm.handle.model_path)
 
     def answer(self, messages: list[Message], settings: Settings) -> Iterator[Piece]:
         """Yield the answer."""
-        prompt = self._llm.render_chat(messages)
+        prompt = as_text(messages) if self.continues else self._llm.render_chat(messages)
         defaults = SamplingDefaults(self._model_values, settings.sampling)
-        params = defaults.build({}, max_tokens=None)
+        params = defaults.build({}, max_tokens=longest_answer(self, settings))
         for delta in self._llm.stream(prompt, params):
             yield Piece(delta.text, len(delta.token_ids), finish_reason=delta.finish_reason)
 
@@ -91,6 +104,7 @@ class RemoteBackend:
 
     Raises:
         EngineError: the server cannot be reached or does not list its models.
+        RequestError: its model does not generate.
     """
 
     may_be_interrupted = True
@@ -107,45 +121,54 @@ class RemoteBackend:
             timeout=httpx.Timeout(600.0, connect=10.0),
         )
         try:
-            self._model = model or self._ask_model(root)
+            card = self._find_card(root, model)
+            if card.get("task") in ("embed", "classify"):
+                raise RequestError(does_not(("generate",), card["task"], card["id"]))
         except BaseException:
             self.close()
             raise
+        self._model = str(card["id"])
+        self.continues = card.get("has_chat_template") is False
         self.title = f"{self._model} at {root}"
 
     def close(self) -> None:
         """Close the connection."""
         self._http.close()
 
-    def _ask_model(self, root: str) -> str:
+    def _find_card(self, root: str, model: str | None) -> dict[str, Any]:
+        """Return what the server says of the model; of one it does not list, its name."""
         try:
             answer = self._http.get("/v1/models")
         except (httpx.TransportError, httpx.UnsupportedProtocol) as error:
             raise EngineError(f"no server answers at {root}: {error}") from error
+        try:
+            cards = {str(card["id"]): card for card in answer.json()["data"]}
+        except (ValueError, KeyError, TypeError):
+            cards = {}
+        if model is not None:
+            return dict(cards.get(model, {"id": model}))
         if answer.status_code != 200:
             raise EngineError(f"{root} does not list its models: {_message(answer)}")
-        try:
-            return str(answer.json()["data"][0]["id"])
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise EngineError(
-                f"{root} does not list its models; name one with url_model=NAME"
-            ) from error
+        if not cards:
+            raise EngineError(f"{root} does not list its models; name one with url_model=NAME")
+        return dict(next(iter(cards.values())))
 
     def answer(self, messages: list[Message], settings: Settings) -> Iterator[Piece]:
         """Yield the answer."""
-        body = {
-            "model": self._model,
-            "messages": messages,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **settings.changed(),
-        }
+        body: dict[str, Any] = {"model": self._model, "stream": True}
+        body |= {"stream_options": {"include_usage": True}, **settings.changed()}
+        if self.continues:
+            path = "/v1/completions"
+            body |= {"prompt": as_text(messages), "max_tokens": longest_answer(self, settings)}
+        else:
+            path = "/v1/chat/completions"
+            body["messages"] = messages
         try:
             content = json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
         except ValueError as error:
             raise RequestError(f"this cannot be sent as JSON: {error}") from error
         try:
-            with self._http.stream("POST", "/v1/chat/completions", content=content) as response:
+            with self._http.stream("POST", path, content=content) as response:
                 if response.status_code != 200:
                     response.read()
                     raise RequestError(_message(response))
@@ -153,6 +176,20 @@ class RemoteBackend:
                     yield from _read_event(event)
         except httpx.HTTPError as error:
             raise EngineError(f"the connection failed: {error or type(error).__name__}") from error
+
+
+def as_text(messages: list[Message]) -> str:
+    """Return the text that messages are pieces of."""
+    return "".join(str(message["content"]) for message in messages)
+
+
+def longest_answer(backend: ChatBackend, settings: Settings) -> int | None:
+    """Return the most tokens of an answer; None for what the context holds.
+
+    A model that only continues rarely ends by itself.
+    """
+    limit = settings.sampling.max_tokens
+    return COMPLETION_TOKENS if limit is None and backend.continues else limit
 
 
 def _read_event(event: dict[str, Any]) -> Iterator[Piece]:
@@ -163,7 +200,8 @@ def _read_event(event: dict[str, Any]) -> Iterator[Piece]:
         thought = delta.get("reasoning_content") or delta.get("reasoning")
         if thought:
             yield Piece(thought, is_thought=True)
-        yield Piece(delta.get("content") or "", finish_reason=choice.get("finish_reason"))
+        text = delta.get("content") or choice.get("text") or ""
+        yield Piece(text, finish_reason=choice.get("finish_reason"))
     if event.get("usage"):
         yield Piece("", event["usage"].get("completion_tokens") or 0)
 

@@ -33,14 +33,6 @@ class Conversation:
         """Append a message."""
         self.turns.append({"role": role, "content": text})
 
-    def drop_answer(self) -> str | None:
-        """Remove the last question with its answer; returns the question, None without one."""
-        while self.turns:
-            turn = self.turns.pop()
-            if turn["role"] == "user":
-                return str(turn["content"])
-        return None
-
     def save(self, file: str) -> None:
         """Write the messages as JSON.
 

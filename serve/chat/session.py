@@ -8,8 +8,8 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from girih.kernels.errors import GirihError, RequestError
-from girih.serve.chat.backends import ChatBackend, Piece
-from girih.serve.chat.conversation import Conversation
+from girih.serve.chat.backends import ChatBackend, Piece, longest_answer
+from girih.serve.chat.conversation import Conversation, Message
 from girih.serve.chat.interrupt import StopOnInterrupt
 from girih.serve.chat.settings import Settings
 from girih.serve.chat.view import View
@@ -66,12 +66,12 @@ class ChatSession:
     def handle(self, line: str) -> None:
         """Obey a command, or answer a message; a mistake is shown, not raised."""
         text = line.strip()
-        if not text:
-            return
         try:
             if text.startswith("/") and "\n" not in text:
                 self._command(text)
-            else:
+            elif self._backend.continues:  # white space is part of a text
+                self._ask(line)
+            elif text:
                 self._ask(text)
         except GirihError as error:
             self._view.error(str(error))
@@ -84,11 +84,18 @@ class ChatSession:
         command.run(rest.strip())
 
     def _ask(self, text: str) -> None:
-        self.conversation.add("user", text)
+        before = list(self.conversation.turns)
+        if text:
+            self.conversation.add("user", text)
+        if self.conversation.turns:
+            self._answer(before)
+
+    def _answer(self, before: list[Message]) -> None:
+        """Answer what was said; on an error the turns are those of `before` again."""
         try:
             answer = self._stream()
         except GirihError:
-            self.conversation.drop_answer()
+            self.conversation.turns = before
             raise
         self.conversation.add("assistant", answer)
 
@@ -111,7 +118,8 @@ class ChatSession:
                         break
         except KeyboardInterrupt:
             stopped = True
-        self._view.end_answer(meter.summary(stopped, self._settings.sampling.max_tokens))
+        limit = longest_answer(self._backend, self._settings)
+        self._view.end_answer(meter.summary(stopped, limit))
         return "".join(parts)
 
     def _help(self, _: str) -> None:
@@ -125,6 +133,8 @@ class ChatSession:
         self._view.note("forgotten")
 
     def _system(self, text: str) -> None:
+        if text and self._backend.continues:
+            raise RequestError("a model without a chat template takes no system message")
         if text:
             self.conversation.system = text
         self._view.note(f"system: {self.conversation.system or '(none)'}")
@@ -138,10 +148,12 @@ class ChatSession:
         self._view.note(f"settings: {', '.join(self._settings.names)}")
 
     def _retry(self, _: str) -> None:
-        question = self.conversation.drop_answer()
-        if question is None:
+        before = list(self.conversation.turns)
+        if not before:
             raise RequestError("there is nothing to answer yet")
-        self._ask(question)
+        if before[-1]["role"] == "assistant":
+            self.conversation.turns.pop()
+        self._answer(before)
 
     def _save(self, file: str) -> None:
         self.conversation.save(_named(file, "/save"))

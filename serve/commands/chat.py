@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from typing import Any
 
 from girih.conf.compose import compose_config, to_engine_config, to_record
+from girih.kernels.errors import RequestError
 from girih.serve.chat.backends import ChatBackend, LocalBackend, RemoteBackend
 from girih.serve.chat.conversation import Conversation
 from girih.serve.chat.session import ChatSession
@@ -16,6 +18,11 @@ from girih.serve.commands import Options
 from girih.serve.config import SamplingConfig
 from girih.serve.progress import ProgressDisplay
 from girih.serve.sampling_defaults import SamplingDefaults
+
+CONTINUES = (
+    "The model has no chat template: it does not answer, it writes on from where your text ends. "
+    "Write how a text begins; an empty line has it go on, /clear starts another text."
+)
 
 
 def run(words: list[str], options: Options) -> int:
@@ -28,8 +35,19 @@ def run(words: list[str], options: Options) -> int:
     view = View()
     with closing(_backend(config, options)) as backend:
         view.note(f"{backend.title}. /help lists the commands, Ctrl-C stops an answer.")
+        if backend.continues:
+            _tell_of_continuing(conversation, view)
         talk(ChatSession(backend, view, Settings(sampling), conversation), view)
     return 0
+
+
+def _tell_of_continuing(conversation: Conversation, view: View) -> None:
+    if conversation.system is not None:
+        raise RequestError("the model has no chat template, so it takes no system message")
+    if view.is_terminal:
+        view.note(CONTINUES)
+    else:  # stdout is for the text alone
+        print(CONTINUES, file=sys.stderr)
 
 
 def _backend(config: dict[str, Any], options: Options) -> ChatBackend:

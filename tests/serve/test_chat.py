@@ -35,6 +35,7 @@ class EchoBackend:
     """Answers with what it was asked; remembers what it saw."""
 
     title = "echo"
+    continues = False
     may_be_interrupted = True
 
     def __init__(self):
@@ -96,6 +97,9 @@ def test_a_failed_answer_leaves_no_trace():
     assert talk.contents == []
     talk.backend.error = None
     talk.say("two")
+    assert talk.contents == ["two", "you said two"]
+    talk.backend.error = EngineError("broken")
+    assert "broken" in talk.say("/retry")
     assert talk.contents == ["two", "you said two"]
 
 
@@ -216,6 +220,69 @@ def test_a_local_engine_answers_as_the_library_does(llm):
     messages = [{"role": "user", "content": "Hello"}]
     (output,) = llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=6))
     assert talk.contents == ["Hello", output.outputs[0].text]
+
+
+def bare_tokenizer():
+    tokenizer = support_tokenizer.byte_level()
+    tokenizer.chat_templates = {}
+    return tokenizer
+
+
+@pytest.mark.parametrize("kind", ["local", "remote"])
+def test_a_model_without_a_chat_template_writes_one_text_on(kind, new_server, connect):
+    tokenizer = bare_tokenizer()
+    bare = LLM.from_engine(fake_handle(tokenizer), tokenizer)
+    if kind == "local":
+        backend = LocalBackend(bare)
+    else:
+        backend = connect(new_server(tokenizer=bare_tokenizer()).url)
+    talk = Talk(backend, temperature=0.0)
+    from girih.runtime.sampling_params import SamplingParams
+
+    def written(prompt, max_tokens):
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+        return bare.generate(prompt, params)[0].outputs[0].text
+
+    text = "  one "
+    assert "cut off (max_tokens=128)" in talk.say("", "  one ")
+    text += written(text, 128)
+    assert talk.contents == ["  one ", text.removeprefix("  one ")]
+    shown = talk.say("/set max_tokens=3", "", "/retry", "and")
+    for piece in ("", "and"):
+        text += piece
+        text += written(text, 3)
+    assert "".join(talk.contents) == text
+    assert "3 tokens" in shown
+    assert "no system message" in talk.say("/system be kind")
+    before = talk.contents
+    assert "no room" in talk.say("word " * 300)
+    assert talk.contents == before
+    assert "nothing to answer" in talk.say("/clear", "/retry", "")
+    assert talk.contents == []
+
+
+def test_a_model_that_only_continues_says_so_at_the_start(capsys, monkeypatch, new_server):
+    url = new_server(tokenizer=bare_tokenizer()).url
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
+    assert cli.main(["chat", f"url={url}", "temperature=0", "max_tokens=4", "-q"]) == 0
+    shown = capsys.readouterr()
+    assert "has no chat template" in shown.err
+    assert "template" not in shown.out
+    assert shown.out.strip()
+    assert cli.main(["chat", f"url={url}", "system=Be kind", "-q"]) == 1
+    assert "no system message" in capsys.readouterr().err
+
+
+def test_a_model_that_embeds_is_refused_at_the_start(new_server, connect):
+    handle = fake_handle(support_tokenizer.byte_level(), embeds=True)
+    embedder = LLM.from_engine(handle, support_tokenizer.byte_level())
+    with pytest.raises(RequestError, match="does not generate; it embeds: use /v1/embeddings"):
+        LocalBackend(embedder)
+    url = new_server(embeds=True).url
+    for name in (None, "fake"):
+        with pytest.raises(RequestError, match="does not generate; it embeds"):
+            RemoteBackend(url, name)
+    assert not connect(url, "another").continues  # it is not listed: nothing is known of it
 
 
 def test_a_full_context_is_an_error_that_is_shown(llm):
