@@ -10,7 +10,17 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from girih import __version__
-from girih.serve.api import admin, chat, completions, generate, info, metrics, openapi, web
+from girih.serve.api import (
+    admin,
+    chat,
+    completions,
+    generate,
+    info,
+    metrics,
+    openapi,
+    reference,
+    web,
+)
 from girih.serve.api.errors import install_error_handlers
 from girih.serve.api.http_metrics import HttpMetrics
 from girih.serve.api.messages import routes as messages
@@ -47,7 +57,7 @@ def create_app(state: ServerState, lifespan: Lifespan | None = None) -> FastAPI:
     app.state.server = state
     install_error_handlers(app)
     routers = [m.router for m in (chat, completions, responses, messages, generate, pooling)]
-    routers += [module.router for module in (info, metrics, openapi, web)]
+    routers += [module.router for module in (info, metrics, openapi, reference, web)]
     if state.config.admin_key is not None:
         routers.append(admin.router)
     for router in routers:

@@ -19,7 +19,7 @@ from girih.serve.logs import request_id
 from girih.serve.web import PAGES
 
 logger = logging.getLogger("girih.access")
-OPEN_PATHS = ("/health", "/ready", "/ping", "/version", *PAGES)
+OPEN_PATHS = ("/health", "/ready", "/ping", "/version", "/docs", "/openapi.json", *PAGES)
 METRICS_PATHS = ("/metrics", "/load")
 QUIET_PATHS = (*OPEN_PATHS, "/load", "/status")  # asked often: not in the log by default
 

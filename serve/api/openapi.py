@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from girih import __version__
-from girih.serve.api import answers
+from girih.serve.api import answers, chat, completions, generate, info
 from girih.serve.api.bodies import Body
 from girih.serve.api.errors import json_response
 from girih.serve.api.generate import GenerateRequest
+from girih.serve.api.messages import routes as messages
 from girih.serve.api.messages.protocol import CountTokensRequest, MessagesRequest
 from girih.serve.api.openapi_links import LINKS, operation_id
+from girih.serve.api.pooling import routes as pooling
 from girih.serve.api.pooling.protocol import (
     ClassifyRequest,
     EmbeddingRequest,
@@ -29,6 +35,7 @@ from girih.serve.api.protocol import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from girih.serve.api.responses import routes as responses
 from girih.serve.api.responses.protocol import ResponsesRequest
 
 router = APIRouter()
@@ -58,6 +65,14 @@ PAGE = [
     )
 ]
 OF_BODIES = (408, 413, 415, 429)
+ROUTERS = [m.router for m in (chat, completions, responses, messages, generate, pooling, info)]
+TAGS = {
+    "Tokens": ("tokenize", "/inference/"),
+    "Answers": ("/chat/", "completions", "/responses", "/messages"),
+    "Vectors, scores, classes": ("embeddings", "/pooling", "classify", "score", "rerank"),
+    "Server": ("",),
+}
+"""Group of operations → what is in their paths; the first that fits."""
 
 
 @dataclass(frozen=True)
@@ -157,9 +172,11 @@ ROUTES: dict[str, RouteDoc] = {
 async def document(request: Request) -> Response:
     """Return the OpenAPI document."""
     app: FastAPI = request.app
-    return json_response(make_document(bool(app.state.server.config.api_keys)))
+    needs_key = bool(app.state.server.config.api_keys)
+    return json_response(await asyncio.to_thread(make_document, needs_key))
 
 
+@functools.cache
 def make_document(needs_key: bool) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document.
 
@@ -167,9 +184,13 @@ def make_document(needs_key: bool) -> dict[str, Any]:
         needs_key: whether the server was given API keys.
     """
     paths: dict[str, dict[str, Any]] = {}
+    summaries = dict(_summaries())
     for name, route in ROUTES.items():
         method, _, path = name.partition(" ")
-        paths.setdefault(path, {})[method.lower()] = _operation(method, path, route, needs_key)
+        paths.setdefault(path, {})[method.lower()] = {
+            "summary": summaries[name],
+            **_operation(method, path, route, needs_key),
+        }
     components: dict[str, Any] = {"schemas": _schemas()}
     if needs_key:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -181,6 +202,7 @@ def make_document(needs_key: bool) -> dict[str, Any]:
             "description": "OpenAI-compatible serving. Fields that are not listed are ignored "
             "and named in the response header x-girih-ignored.",
         },
+        "tags": [{"name": name} for name in TAGS],
         "paths": paths,
         "components": components,
     }
@@ -192,7 +214,7 @@ def _operation(method: str, path: str, route: RouteDoc, needs_key: bool) -> dict
         content["text/event-stream"] = {"schema": EVENT}
     operation: dict[str, Any] = {
         "operationId": operation_id(f"{method} {path}"),
-        "summary": _first_line(route.answer),
+        "tags": [next(tag for tag, parts in TAGS.items() if any(part in path for part in parts))],
         "responses": {"200": {"description": "The answer.", "content": content}},
     }
     if f"{method} {path}" in LINKS:
@@ -227,8 +249,14 @@ def _parameters(path: str) -> list[dict[str, Any]]:
     return [in_path, *(PAGE if path.endswith("/input_items") else ())]
 
 
-def _first_line(model: type[BaseModel]) -> str:
-    return (model.__doc__ or "").partition("\n")[0]
+def _summaries() -> Iterator[tuple[str, str]]:
+    """ "METHOD path" of every handler, and the first line of what it says of itself."""
+    for router in ROUTERS:
+        for route in router.routes:
+            assert isinstance(route, APIRoute)
+            for method in route.methods or ():
+                name = f"{method} {route.path}".replace(":path", "")
+                yield name, (route.endpoint.__doc__ or "").partition("\n")[0]
 
 
 def _ref(model: type[BaseModel]) -> dict[str, str]:

@@ -228,7 +228,7 @@ class ChatCompletionRequest(RenderingBody, SamplingBody):
     )
     parallel_tool_calls: bool | None = described("Allow several calls in one answer.")
     include_reasoning: bool | None = described("Show the reasoning (default true).")
-    modalities: list[str] | None = None
+    modalities: list[str] | None = described('Only ["text"].')
 
     functions: Any = None
     function_call: Any = None

@@ -12,6 +12,7 @@ HTML, CSS, JS, SVG = (
 )
 PAGES = {
     "/": ("index.html", HTML),
+    "/web/docs.css": ("docs.css", CSS),
     "/web/style.css": ("style.css", CSS),
     "/web/app.js": ("app.js", JS),
     "/web/api.js": ("api.js", JS),
@@ -31,4 +32,9 @@ PAGES = {
 def read_page(path: str) -> tuple[bytes, str]:
     """Return the content and media type of a path in `PAGES`."""
     name, kind = PAGES[path]
-    return resources.files("girih.serve.web").joinpath(name).read_bytes(), kind
+    return read_file(name), kind
+
+
+def read_file(name: str) -> bytes:
+    """Return the content of a file of this folder."""
+    return resources.files("girih.serve.web").joinpath(name).read_bytes()

@@ -1,6 +1,8 @@
 """The OpenAPI document: complete, true, and survived by the server."""
 
+import html.parser
 import http.client
+import os
 import re
 import subprocess
 import sys
@@ -14,8 +16,9 @@ from support_serving import RunningServer
 from girih.serve.api import answers
 from girih.serve.api.openapi import ROUTES, make_document
 from girih.serve.api.openapi_links import LINKS
+from girih.serve.api.reference import command_of, range_of, type_of
 
-PAGES = ("/openapi.json", "/metrics", "/admin", "/web", "/static", "/status")
+PAGES = ("/openapi.json", "/docs", "/metrics", "/admin", "/web", "/static", "/status")
 NAMED = {"{name}": "fake", "{response_id}": "resp_kept"}
 
 
@@ -147,3 +150,85 @@ def test_generated_requests_break_nothing(server, tmp_path, phases):
     server.wait_idle()
     if phases is FOLLOWED:
         assert re.search("[1-7] covered / 7 selected", done.stdout)
+
+
+class Outline(html.parser.HTMLParser):
+    """What a page links to, which places it has, and what a reader sees."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.links, self.loaded, self.places, self.texts = [], [], [], []
+        self.feed(page)
+        self.text = "".join(self.texts)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        assert not {name for name in given if name.startswith("on") or name == "style"}
+        self.places += [given["id"]] if "id" in given else []
+        links = self.links if tag == "a" else self.loaded
+        links += [value for name in ("href", "src") if (value := given.get(name)) is not None]
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_the_reference_shows_the_whole_document(new_server):
+    for keys in ((), ("secret",)):
+        server = new_server(serve={"api_keys": keys})
+        answer = server.get("/docs")
+        page, document = Outline(answer.text), server.get("/openapi.json").json()
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+        assert "<script" not in answer.text
+        assert sorted(page.loaded) == ["/web/docs.css", "/web/icon.svg"]
+        assert server.get("/web/docs.css").headers["content-type"].startswith("text/css")
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                assert operation["operationId"] in page.places
+                assert operation["summary"] in page.text
+                assert path in page.text
+        for name, schema in document["components"]["schemas"].items():
+            assert name in page.text
+            for field, kind in schema["properties"].items():
+                assert field in page.text
+                assert kind.get("description", "") in page.text
+        assert len(page.places) == len(set(page.places))
+        anchors = {link.removeprefix("#") for link in page.links if link.startswith("#")}
+        assert anchors <= set(page.places)
+        assert set(page.links) - {f"#{anchor}" for anchor in anchors} == {"/", "/openapi.json"}
+        assert ("Bearer $KEY" in page.text) == bool(keys)
+
+
+def test_commands_of_the_reference_work(server):
+    page = Outline(server.get("/docs").text).text
+    for path, operations in make_document(needs_key=False)["paths"].items():
+        for method, operation in operations.items():
+            command = command_of(method.upper(), path, operation)
+            assert command in page
+            if "description" in operation or "{" in path:
+                continue  # for another model, or a response that was not made
+            done = subprocess.run(
+                ["bash", "-c", f"{command} -s -o /dev/null -w '%{{http_code}}'"],
+                env={"URL": server.url, "PATH": os.environ["PATH"]},
+                capture_output=True,
+                text=True,
+                timeout=30,
+            )
+            assert done.stdout == "200", (command, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize(("schema", "kind", "limits"), [
+    ({"type": "integer", "minimum": 1}, "integer", "at least 1"),
+    ({"anyOf": [{"type": "number"}, {"type": "null"}], "exclusiveMinimum": 0, "maximum": 1},
+     "number", "above 0 to 1"),
+    ({"enum": ["a", None], "default": "a"}, "<code>a</code>", 'default "a"'),
+    ({"const": "<b>"}, "<code>&lt;b&gt;</code>", ""),
+    ({"type": "array", "items": {"$ref": "#/components/schemas/X"}, "minItems": 1},
+     'list of <a href="#X">X</a>', "not empty"),
+    ({"type": "object", "additionalProperties": {"type": ["number", "string"]}},
+     "object of number or string", ""),
+    ({"anyOf": [{"type": "string"}, {"type": "string"}], "maxLength": 3}, "string",
+     "at most 3 characters"),
+    ({}, "any value", ""),
+])  # fmt: skip
+def test_types_are_told_in_words(schema, kind, limits):
+    assert (str(type_of(schema)), range_of(schema)) == (kind, limits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -65,7 +65,8 @@ class TextOptions(Part):
 class ResponsesRequest(SamplerFields):
     """Body of POST /v1/responses."""
 
-    unset_when_empty = ("tools", "previous_response_id", "request_id", "prompt", "conversation")
+    not_supported: ClassVar[tuple[str, ...]] = ("prompt", "conversation")
+    unset_when_empty = (*not_supported, "tools", "previous_response_id", "request_id")
 
     model: str | None = described("The served model; it may be left out.")
     input: str | list[dict[str, Any]] = Field(
@@ -98,7 +99,7 @@ class ResponsesRequest(SamplerFields):
     vllm_xargs: dict[str, Any] | None = described("Arguments of the server's logits processors.")
     request_id: str | None = described("Id of the answer; the header x-request-id wins.")
     chat_template_kwargs: dict[str, Any] | None = described("Further names for the template.")
-    structured_outputs: Any = None
+    structured_outputs: dict[str, Any] | None = described("As in a chat request.")
     prompt: Any = None
     conversation: Any = None
 
@@ -142,7 +143,7 @@ def as_chat(body: ResponsesRequest, messages: list[dict[str, Any]]) -> ChatCompl
 
 
 def _refuse_unsupported(body: ResponsesRequest) -> None:
-    for name in ("prompt", "conversation"):
+    for name in body.not_supported:
         if getattr(body, name) not in (None, False):
             raise RequestError(f"{name} is not supported by this server; leave it out", name)
     if body.truncation == "auto":

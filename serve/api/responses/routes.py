@@ -54,14 +54,18 @@ async def create_response(request: Request) -> Response:
     return json_response(writer.whole(news[0]), headers=job.headers(body, SENT_AS))
 
 
-@router.api_route("/v1/responses/{response_id}", methods=["GET", "DELETE"])
-async def stored_response(request: Request, response_id: str) -> Response:
-    """Return or forget a stored response."""
-    if request.method == "DELETE":
-        _store(request).get(response_id)
-        await _state(request).background.cancel(response_id)
-        _store(request).delete(response_id)
-        return json_response({"id": response_id, "object": "response", "deleted": True})
+@router.delete("/v1/responses/{response_id}")
+async def delete_response(request: Request, response_id: str) -> Response:
+    """Forget a stored response, and end it if it still runs."""
+    _store(request).get(response_id)
+    await _state(request).background.cancel(response_id)
+    _store(request).delete(response_id)
+    return json_response({"id": response_id, "object": "response", "deleted": True})
+
+
+@router.get("/v1/responses/{response_id}")
+async def get_response(request: Request, response_id: str) -> Response:
+    """Return a stored response, as far as it is."""
     if request.query_params.get("stream") == "true":
         raise RequestError("a stored response is not streamed again; leave stream out", "stream")
     return json_response(_store(request).get(response_id).body)
