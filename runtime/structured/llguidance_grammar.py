@@ -15,7 +15,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from girih.kernels.errors import RequestError
 from girih.runtime.structured.output import StructuredOutput
 from girih.runtime.structured.schema import find_fault, prepare
-from girih.runtime.structured.tag_grammar import WHITE_SPACE, quoted, tag_to_lark, why_no_lark
+from girih.runtime.structured.tag_grammar import quoted, tag_to_lark, why_no_lark, with_options
 
 LIMITS = LLParserLimits(verbose_errors=False)
 NO_TOKENIZER = "no tokenizer"
@@ -76,7 +76,7 @@ def _answer_text(structured: StructuredOutput) -> str:
     if kind == "choice":
         return _of_lark(f"start: {' | '.join(map(quoted, json.loads(text)))}")
     if kind == "structural_tag":
-        return _of_lark(tag_to_lark(json.loads(text)))
+        return _of_lark(tag_to_lark(structured))
     return _of_lark(_as_lark(structured))
 
 
@@ -100,12 +100,8 @@ def _schema(structured: StructuredOutput) -> Any:
 
 
 def _schema_text(structured: StructuredOutput, schema: Any) -> str:
-    if isinstance(schema, bool):  # options can be set on objects only
-        schema = {"$defs": {"all": schema}, "$ref": "#/$defs/all"}
-    options: dict[str, Any] = {"whitespace_pattern": WHITE_SPACE}
-    if structured.is_compact:
-        options = {"whitespace_flexible": False}
-    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
+    text = json.dumps(with_options(schema, structured.is_compact))
+    return str(LLMatcher.grammar_from_json_schema(text))
 
 
 def _plain(fault: str) -> str:

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from girih.runtime.structured.output import StructuredOutput
+from girih.runtime.structured.schema import prepare
 
 CONTENTS = ("json_schema", "const_string", "any_text", "regex", "grammar", "sequence", "or", "tag")
-# Longest run of white space between two JSON tokens: an endless one is a model gone astray.
-WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+# White space between two JSON tokens: a model that is let go on fills its answer with newlines.
+WHITE_SPACE = r"[ \t]|\n[ \t]{0,32}"
+NO_FORMAT = 'the structural tag needs "format", or "structures" and "triggers"'
 TEXT = "TEXT: /(.|\\n)+/"
 
 
@@ -64,11 +66,25 @@ def schema_contents(node: Any, place: str = "/format") -> Iterator[tuple[str, di
             yield from schema_contents(part, f"{place}/{name}")
 
 
+def prepared_format(structured: StructuredOutput) -> dict[str, Any]:
+    """The format of a structural tag, its schemas prepared.
+
+    Raises:
+        RequestError: it has none.
+    """
+    found = as_format(json.loads(structured.text))
+    if found is None:
+        raise structured.error(NO_FORMAT)
+    for _, node in schema_contents(found):
+        node["json_schema"] = prepare(node["json_schema"], structured.is_closed)
+    return found
+
+
 def why_no_lark(tag: Any) -> str | None:
     """Why a structural tag cannot be written as Lark; None when it can."""
     found = as_format(tag)
     if found is None:
-        return 'the structural tag needs "format", or "structures" and "triggers"'
+        return NO_FORMAT
     return _why_not(found, "/format")
 
 
@@ -114,20 +130,19 @@ def _why_not_triggered(node: dict[str, Any], place: str) -> str | None:
     return None
 
 
-def tag_to_lark(tag: dict[str, Any]) -> str:
+def tag_to_lark(structured: StructuredOutput) -> str:
     """The Lark grammar of a structural tag that `why_no_lark` has nothing against."""
-    writer = _Writer()
-    found = as_format(tag)
-    assert found is not None
-    start = writer.rule(found)
+    writer = _Writer(structured.is_compact)
+    start = writer.rule(prepared_format(structured))
     return "\n".join([f"start: {start}", *writer.lines, TEXT]) + "\n"
 
 
 class _Writer:
     """Collects rules; `rule` returns the expression that stands for a format."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_compact: bool) -> None:
         self.lines: list[str] = []
+        self._is_compact = is_compact
 
     def rule(self, node: dict[str, Any]) -> str:
         """The expression of a format; every rule it needs is in `lines`."""
@@ -139,7 +154,7 @@ class _Writer:
         if kind == "regex":
             return self._named(f"/{unslashed(node['pattern'])}/", is_terminal=True)
         if kind == "json_schema":
-            return self._named(f"%json {json.dumps(node['json_schema'])}")
+            return self._named(json_in_lark(node["json_schema"], self._is_compact))
         if kind == "grammar":
             return self._named(f"%lark {{\n{node['grammar']}\n}}")
         if kind == "sequence":
@@ -183,6 +198,19 @@ class _Writer:
         name = f"{'T' if is_terminal else 'r'}{len(self.lines)}"
         self.lines.append(f"{name}: {expression}")
         return name
+
+
+def with_options(schema: Any, is_compact: bool) -> dict[str, Any]:
+    """A schema that tells llguidance which white space may be between JSON tokens."""
+    if isinstance(schema, bool):  # options can be set on objects only
+        schema = {"$defs": {"all": schema}, "$ref": "#/$defs/all"}
+    options = {"whitespace_flexible": False} if is_compact else {"whitespace_pattern": WHITE_SPACE}
+    return {**schema, "x-guidance": {**schema.get("x-guidance", {}), **options}}
+
+
+def json_in_lark(schema: Any, is_compact: bool = False) -> str:
+    """JSON of a schema in Lark."""
+    return f"%json {json.dumps(with_options(schema, is_compact))}"
 
 
 def lark_escaped(text: str) -> str:

@@ -11,8 +11,11 @@ import xgrammar
 from girih.runtime.structured.backend import Mask, Matcher
 from girih.runtime.structured.output import StructuredOutput
 from girih.runtime.structured.schema import prepare
-from girih.runtime.structured.tag_grammar import as_format
+from girih.runtime.structured.tag_grammar import prepared_format, schema_contents
 from girih.runtime.structured.vocabulary import Vocabulary
+
+# The library counts characters between JSON tokens and does not tell newlines from indentation.
+MAX_WHITE_SPACE = 2
 
 
 def why_not(structured: StructuredOutput) -> str | None:
@@ -107,10 +110,9 @@ def _tag_of(structured: StructuredOutput) -> dict[str, Any]:
 def _format_of(structured: StructuredOutput) -> dict[str, Any]:
     kind, text = structured.kind, structured.text
     if kind == "json_object":
-        return {"type": "json_schema", "json_schema": {"type": "object"}}
+        return _json({"type": "object"})
     if kind == "json_schema":
-        schema = prepare(json.loads(text), structured.is_closed)
-        return {"type": "json_schema", "json_schema": schema}
+        return _json(prepare(json.loads(text), structured.is_closed))
     if kind == "regex":
         return {"type": "regex", "pattern": text}
     if kind == "choice":
@@ -119,10 +121,15 @@ def _format_of(structured: StructuredOutput) -> dict[str, Any]:
     if kind == "grammar":
         syntax = "ebnf" if "::=" in text else "lark"
         return {"type": "grammar", "grammar": text, "syntax": syntax}
-    found = as_format(json.loads(text))
-    if found is None:
-        raise structured.error('it needs "format", or "structures" and "triggers"')
+    found = prepared_format(structured)
+    for _, node in schema_contents(found):
+        node.setdefault("max_whitespace_cnt", MAX_WHITE_SPACE)
     return found
+
+
+def _json(schema: Any) -> dict[str, Any]:
+    bound = {"max_whitespace_cnt": MAX_WHITE_SPACE}
+    return {"type": "json_schema", "json_schema": schema, **bound}
 
 
 def _asked(structured: StructuredOutput, work: Callable[[], Any]) -> Any:

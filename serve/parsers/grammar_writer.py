@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from girih.runtime.structured.tag_grammar import WHITE_SPACE, lark_escaped, quoted
+from girih.runtime.structured.tag_grammar import json_in_lark, lark_escaped, quoted
 
 ANY, SOME = "(.|\\n)*", "(.|\\n)+"
 """Regular expressions of any text, and of any but the empty one."""
@@ -58,9 +57,7 @@ class Writer:
 
     def json(self, schema: Any) -> str:
         """Expression for JSON of a schema."""
-        if isinstance(schema, dict):
-            schema = {**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE}}
-        return self.rule(f"%json {json.dumps(schema)}")
+        return self.rule(json_in_lark(schema))
 
     def until(self, end: str, inside: Sequence[str] = (), unless: Sequence[str] = ()) -> str:
         """Expression for text up to and including the first `end`.

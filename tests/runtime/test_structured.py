@@ -386,6 +386,46 @@ def test_the_smallest_part_with_a_fault():
     )
 
 
+SPACES = {
+    "": (True, True),
+    " ": (True, True),
+    "\n": (True, True),
+    "\n ": (True, True),
+    "\n\t": (True, True),
+    "\n" + " " * 32: (True, False),
+    "\n" + " " * 33: (False, False),
+    "\n\n\n": (False, False),
+    " " * 3: (False, False),
+    "\r": (False, True),
+}
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_white_space_between_tokens_is_bounded(vocabulary, space):
+    for backend, is_fine in zip(("llguidance", "xgrammar"), SPACES[space], strict=True):
+        pytest.importorskip(backend)
+        schema = obj(
+            {"a": {"type": "array", "items": {"type": "integer"}}}, additionalProperties=False
+        )
+        tag = {"type": "json_schema", "json_schema": schema}
+        forms = [
+            StructuredOutput.json_schema(schema, backend=backend),
+            StructuredOutput.json_object(backend=backend),
+            StructuredOutput.structural_tag({"format": tag}, backend=backend),
+        ]
+        for form in forms:
+            gaps = ('{%s"a":[1,2]}', '{"a":%s[1,2]}', '{"a":[1,%s2]}', '{"a":[1,2]%s}')
+            found = {taken(vocabulary, form, text % space)[1] for text in gaps}
+            assert found == {is_fine}, (backend, form.kind)
+
+
+def test_compact_json_has_no_white_space_in_a_tag_either(vocabulary):
+    tag = {"format": {"type": "json_schema", "json_schema": {"type": "array"}}}
+    form = StructuredOutput.structural_tag(tag, is_compact=True)
+    assert taken(vocabulary, form, "[1,2]") == (True, True)
+    assert taken(vocabulary, form, "[1, 2]") == (False, False)
+
+
 # ---- the store ----
 
 
