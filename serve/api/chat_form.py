@@ -35,6 +35,7 @@ from girih.serve.parsers.registry import (
 from girih.serve.tokenizer import Tokenizer
 
 TAIL_TOKENS = 16  # of the prompt, to see whether it ends inside the reasoning
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 FALLBACK = "json_list"  # calls where serve.tool_parser is none, when they are required
 
 
@@ -253,7 +254,7 @@ def _tools(body: ChatCompletionRequest) -> list[Tool]:
     tools = []
     for index, tool in enumerate(body.tools or ()):
         function: dict[str, Any] = tool["function"]
-        schema = function.get("parameters") or {"type": "object", "properties": {}}
+        schema = function.get("parameters") or NO_PARAMETERS
         is_closed = _is_strict(tool)
         place = f"tools[{index}].function.parameters"
         form = StructuredOutput.json_schema(schema, param=place, is_closed=is_closed)
@@ -261,6 +262,17 @@ def _tools(body: ChatCompletionRequest) -> list[Tool]:
             check(form)
         except RequestError as error:
             raise RequestError(str(error), param="tools") from error
-        prepared = prepare(msgspec.json.decode(form.text), is_closed)
+        prepared = prepare(_of_object(msgspec.json.decode(form.text), place), is_closed)
         tools.append(Tool(function["name"], prepared))
     return tools
+
+
+def _of_object(schema: dict[str, Any], place: str) -> dict[str, Any]:
+    """The schema of arguments, which are an object whatever else the schema lets them be."""
+    kind = schema.get("type", "object")
+    if kind != "object" and "object" not in kind:
+        raise RequestError(
+            f"{place} has the type {kind!r}; arguments are an object, so it must be 'object'",
+            param="tools",
+        )
+    return schema if "$ref" in schema else {**schema, "type": "object"}

@@ -310,6 +310,43 @@ def test_no_form_where_an_answer_may_not_end():
     assert ChatForm(body, byte_level(), formats).structured(None, [1]) is None
 
 
+def required(**fields):
+    body = asked(**fields)
+    body.tool_choice = "required"
+    return ChatForm(body, byte_level(), ChatFormats(tool_formats()["hermes"], None, ""))
+
+
+ARGUMENTS = [
+    ({}, ["{}"], ['{"a": 1}', '"a"']),
+    ({"parameters": None}, ["{}"], ['{"a": 1}']),
+    ({"parameters": {}}, ["{}"], ['{"a": 1}']),
+    ({"parameters": {"properties": {}}}, ["{}", '{"a": 1}'], ['"a"']),
+    ({"parameters": {"type": "object"}}, ["{}", '{"a": 1}'], ["[]"]),
+    ({"parameters": {"type": ["object", "null"]}}, ["{}"], ["null"]),
+    ({"parameters": {"anyOf": [{"type": "null"}, {"type": "object"}]}}, ["{}"], ["null"]),
+    ({"parameters": {"type": "object", "properties": {}}, "strict": True}, ["{}"], ['{"a": 1}']),
+]
+
+
+@pytest.mark.parametrize(("fields", "good", "bad"), ARGUMENTS, ids=range(len(ARGUMENTS)))
+def test_arguments_are_an_object_and_none_without_parameters(fields, good, bad):
+    walker = plain_walker()
+    form = required(**fields).structured(None, [1])
+    for is_good, values in ((True, good), (False, bad)):
+        for value in values:
+            call = f'<tool_call>\n{{"name": "f", "arguments": {value}}}\n</tool_call>'
+            assert walker.takes(form.text, call)[1] == is_good, value
+
+
+@pytest.mark.parametrize("kind", ["string", ["array", "null"]])
+def test_parameters_of_another_type_are_refused(kind):
+    with pytest.raises(
+        RequestError, match=r"tools\[0\]\.function\.parameters has the type"
+    ) as caught:
+        required(parameters={"type": kind})
+    assert caught.value.param == "tools"
+
+
 def test_a_format_without_a_grammar_refuses_strict_tools():
     formats = ChatFormats(ToolFormat("mine", tool_formats()["hermes"].run), None, "")
     with pytest.raises(RequestError, match="no grammar for the calls of 'mine'"):

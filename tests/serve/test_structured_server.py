@@ -41,7 +41,7 @@ STRICT = [{"type": "function", "function": {**t["function"], "strict": True}} fo
 LLAMA = "{{ tools | tojson }} parameters ipython {% for m in messages %}{{ m.content }}{% endfor %}"
 PARAMETERS = {
     "get_weather": CITY,
-    "now": {"type": "object"},
+    "now": {"type": "object", "additionalProperties": False},
 }
 
 
