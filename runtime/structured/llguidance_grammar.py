@@ -13,18 +13,32 @@ from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import any_to_lark
 
 from girih.kernels.errors import RequestError
+from girih.runtime.structured.closing import prepare
+from girih.runtime.structured.llguidance_numbers import rounded
 from girih.runtime.structured.output import StructuredOutput
-from girih.runtime.structured.schema import find_fault, prepare
-from girih.runtime.structured.tag_grammar import quoted, tag_to_lark, why_no_lark, with_options
+from girih.runtime.structured.schema import find_fault
+from girih.runtime.structured.tag_grammar import (
+    quoted,
+    schemas_of,
+    tag_to_lark,
+    why_no_lark,
+    with_options,
+)
 
 LIMITS = LLParserLimits(verbose_errors=False)
+NEEDS_XGRAMMAR = "integers beyond 2^53 need xgrammar (the extra girih[xgrammar])"
 NO_TOKENIZER = "no tokenizer"
 
 
 def why_not(structured: StructuredOutput) -> str | None:
     """See `BackendModule.why_not`."""
     if structured.kind == "structural_tag":
-        return why_no_lark(json.loads(structured.text))
+        refused = why_no_lark(json.loads(structured.text))
+        if refused is not None:
+            return refused
+    for _, schema in schemas_of(structured):
+        if changed := rounded(schema):
+            return f"llguidance would round {changed}: {NEEDS_XGRAMMAR}"
     return None
 
 

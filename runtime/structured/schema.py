@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
+from girih.runtime.structured.output import children
+
 # Formats the grammar library enforces; any other is an annotation, as JSON Schema has it.
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
@@ -26,8 +28,7 @@ ALONE = (
     "unevaluatedProperties",
 )
 DEFINITIONS = ("/$defs/", "/definitions/")
-# Beside these, "no other properties" would look at part of the object's properties only.
-JOINED = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties", "additionalProperties")
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 MAX_TRIALS = 400
 
 
@@ -53,45 +54,24 @@ def _in_lists(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield f"/{name}/{index}", child
 
 
-def prepare(schema: Any, is_closed: bool) -> Any:
-    """Leave out unknown formats, and close objects where that is asked for (in place)."""
-    stack = [schema]
-    joined = _targets_in_all_of(schema) if is_closed else set()
+def places(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A schema and all those inside it that are objects, each with its JSON pointer."""
+    stack = [("", schema)]
     while stack:
-        node = stack.pop()
-        if not isinstance(node, dict):
-            continue
-        if isinstance(node.get("format"), str) and node["format"] not in FORMATS:
-            del node["format"]
-        if is_closed and id(node) not in joined and _may_close(node):
-            node["additionalProperties"] = False
-        stack.extend(child for _, child in subschemas(node))
-    return schema
+        place, part = stack.pop()
+        if isinstance(part, dict):
+            yield place, part
+            stack += [(place + step, child) for step, child in subschemas(part)]
 
 
-def _may_close(node: dict[str, Any]) -> bool:
-    named = node.get("properties")
-    if not isinstance(named, dict) or any(name in node for name in JOINED):
-        return False
-    required = node.get("required", [])
-    return isinstance(required, list) and all(name in named for name in required)
-
-
-def _targets_in_all_of(schema: Any) -> set[int]:
-    """Ids of the schemas that are joined with others by allOf, in place or by reference."""
-    joined: set[int] = set()
-    stack = [(schema, False)]
+def literals(part: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Numbers and other values that a schema itself compares with, each with its keyword."""
+    stack = [(name, part[name]) for name in (*BOUNDS, "const", "enum") if name in part]
     while stack:
-        node, is_joined = stack.pop()
-        if not isinstance(node, dict) or (is_joined and id(node) in joined):
-            continue
-        if is_joined:
-            joined.add(id(node))
-            if isinstance(node.get("$ref"), str):
-                stack.append((resolve(schema, node["$ref"]), True))
-        for place, child in subschemas(node):
-            stack.append((child, place.startswith("/allOf/")))
-    return joined
+        name, value = stack.pop()
+        stack += [(name, child) for _, child in children(value)]
+        if not isinstance(value, dict | list):
+            yield name, value
 
 
 def resolve(schema: Any, reference: str) -> Any:

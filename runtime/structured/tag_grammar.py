@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from girih.runtime.structured.closing import prepare
+from girih.runtime.structured.llguidance_numbers import fit
 from girih.runtime.structured.output import StructuredOutput
-from girih.runtime.structured.schema import prepare
 
 CONTENTS = ("json_schema", "const_string", "any_text", "regex", "grammar", "sequence", "or", "tag")
 # White space between two JSON tokens: a model that is let go on fills its answer with newlines.
@@ -201,9 +202,10 @@ class _Writer:
 
 
 def with_options(schema: Any, is_compact: bool) -> dict[str, Any]:
-    """A schema that tells llguidance which white space may be between JSON tokens."""
+    """A schema for llguidance, which is told what white space may be between JSON tokens."""
     if isinstance(schema, bool):  # options can be set on objects only
         schema = {"$defs": {"all": schema}, "$ref": "#/$defs/all"}
+    fit(schema)
     options = {"whitespace_flexible": False} if is_compact else {"whitespace_pattern": WHITE_SPACE}
     return {**schema, "x-guidance": {**schema.get("x-guidance", {}), **options}}
 

@@ -9,10 +9,11 @@ from typing import Any
 import xgrammar
 
 from girih.runtime.structured.backend import Mask, Matcher
+from girih.runtime.structured.closing import prepare
 from girih.runtime.structured.output import StructuredOutput
-from girih.runtime.structured.schema import prepare
-from girih.runtime.structured.tag_grammar import prepared_format, schema_contents
+from girih.runtime.structured.tag_grammar import prepared_format, schema_contents, schemas_of
 from girih.runtime.structured.vocabulary import Vocabulary
+from girih.runtime.structured.xgrammar_schema import fit, passed_over
 
 # The library counts characters between JSON tokens and does not tell newlines from indentation.
 MAX_WHITE_SPACE = 2
@@ -24,6 +25,11 @@ def why_not(structured: StructuredOutput) -> str | None:
         return "xgrammar takes no text before the answer; choose llguidance"
     if structured.is_compact:
         return "xgrammar cannot leave out white space; choose llguidance"
+    for place, schema in schemas_of(structured):
+        fault = passed_over(schema)
+        if fault:
+            where = f" of {place}" if place else ""
+            return f"xgrammar does not keep {fault}{where}; choose llguidance"
     return None
 
 
@@ -123,13 +129,15 @@ def _format_of(structured: StructuredOutput) -> dict[str, Any]:
         return {"type": "grammar", "grammar": text, "syntax": syntax}
     found = prepared_format(structured)
     for _, node in schema_contents(found):
+        fit(node["json_schema"])
         node.setdefault("max_whitespace_cnt", MAX_WHITE_SPACE)
     return found
 
 
 def _json(schema: Any) -> dict[str, Any]:
-    bound = {"max_whitespace_cnt": MAX_WHITE_SPACE}
-    return {"type": "json_schema", "json_schema": schema, **bound}
+    fit(schema)
+    space = {"max_whitespace_cnt": MAX_WHITE_SPACE}
+    return {"type": "json_schema", "json_schema": schema, **space}
 
 
 def _asked(structured: StructuredOutput, work: Callable[[], Any]) -> Any:

@@ -14,8 +14,8 @@ import msgspec
 
 from girih.kernels.errors import RequestError
 from girih.runtime.structured.backends import check
+from girih.runtime.structured.closing import prepare
 from girih.runtime.structured.output import StructuredOutput
-from girih.runtime.structured.schema import prepare
 from girih.serve import generic_tools
 from girih.serve.api.chat_parts import ChatParser, PlainText
 from girih.serve.api.protocol import ChatCompletionRequest
@@ -257,7 +257,10 @@ def _tools(body: ChatCompletionRequest) -> list[Tool]:
         schema = function.get("parameters") or NO_PARAMETERS
         is_closed = _is_strict(tool)
         place = f"tools[{index}].function.parameters"
-        form = StructuredOutput.json_schema(schema, param=place, is_closed=is_closed)
+        # Calls are part of a Lark grammar, which llguidance alone has.
+        form = StructuredOutput.json_schema(
+            schema, param=place, is_closed=is_closed, backend="llguidance"
+        )
         try:
             check(form)
         except RequestError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 import threading
 from concurrent.futures import wait
 
@@ -22,9 +23,10 @@ from girih.runtime.sampler import SamplingInputs, sample
 from girih.runtime.sampling_mask import unpack_mask
 from girih.runtime.sampling_params import SamplingParams
 from girih.runtime.structured import backends
+from girih.runtime.structured.closing import prepare
 from girih.runtime.structured.output import MAX_BYTES, StructuredOutput
 from girih.runtime.structured.rows import GrammarRows
-from girih.runtime.structured.schema import find_fault, prepare
+from girih.runtime.structured.schema import find_fault
 from girih.runtime.structured.store import GrammarStore
 from girih.runtime.structured.vocabulary import read_vocabulary
 
@@ -345,37 +347,113 @@ def test_patterns_that_explode_elsewhere(pattern, store):
 # ---- schemas ----
 
 
-def test_closing_objects():
-    schema = {
-        "properties": {"a": {"type": "object", "properties": {"b": {"type": "string"}}}},
-        "anyOf": [{"properties": {"c": {}}}],
-    }
-    prepare(schema, is_closed=True)
-    assert "additionalProperties" not in schema  # anyOf beside it names more properties
-    assert schema["properties"]["a"]["additionalProperties"] is False
-    assert schema["anyOf"][0]["additionalProperties"] is False
+X = {"$ref": "#/$defs/x"}
+OPEN = {"type": "object", "properties": {"a": {}}}
+SHUT = {**OPEN, "additionalProperties": False}
+CLOSED = {
+    "a list of properties": (OPEN, SHUT),
+    "no type": ({"properties": {"a": {}}}, SHUT),
+    "one that is required only": (
+        {**OPEN, "required": ["b"]},
+        {**SHUT, "properties": {"a": {}, "b": True}, "required": ["b"]},
+    ),
+    "inside": (
+        {"type": "array", "items": {"anyOf": [OPEN, NULL]}, "prefixItems": [OPEN]},
+        {"type": "array", "items": {"anyOf": [SHUT, NULL]}, "prefixItems": [SHUT]},
+    ),
+    "beside patterns": (
+        {**OPEN, "patternProperties": {"^x": OPEN}},
+        {**SHUT, "patternProperties": {"^x": SHUT}},
+    ),
+    "allOf": (
+        {"allOf": [OPEN, {"properties": {"b": OPEN}}]},
+        {
+            "allOf": [OPEN, {"properties": {"b": SHUT}}],
+            "properties": {"a": True, "b": True},
+            "additionalProperties": False,
+        },
+    ),
+    "a reference in allOf": (
+        {"$defs": {"x": OPEN}, "allOf": [X, {"properties": {"b": X}}]},
+        {
+            "$defs": {"x": SHUT, "open-1": OPEN},
+            "allOf": [{"$ref": "#/$defs/open-1"}, {"properties": {"b": X}}],
+            "properties": {"a": True, "b": True},
+            "additionalProperties": False,
+        },
+    ),
+    "allOf of one": (
+        {"$defs": {"x": OPEN}, "properties": {"y": {"allOf": [X], "title": "t"}}},
+        {
+            "$defs": {"x": SHUT},
+            "type": "object",
+            "properties": {"y": {"allOf": [X], "title": "t"}},
+            "additionalProperties": False,
+        },
+    ),
+    "anyOf beside properties": (
+        {**OPEN, "anyOf": [{"properties": {"b": {}}}, {"required": ["c"]}]},
+        {
+            **OPEN,
+            "anyOf": [
+                {"properties": {"b": {}, "a": True}, "additionalProperties": False},
+                {
+                    "required": ["c"],
+                    "properties": {"a": True, "c": True},
+                    "additionalProperties": False,
+                },
+            ],
+        },
+    ),
+    "anyOf beside oneOf": (
+        {"anyOf": [{"properties": {"a": {}}}], "oneOf": [{"properties": {"b": {}}}]},
+        {
+            "anyOf": [{"properties": {"a": {}}}],
+            "oneOf": [{"properties": {"b": {}}}],
+            "properties": {"a": True, "b": True},
+            "additionalProperties": False,
+        },
+    ),
+}  # fmt: skip
 
 
-def test_what_is_joined_stays_open():
-    schema = {
-        "$defs": {"base": {"properties": {"a": {}}}, "free": {"properties": {"x": {}}}},
-        "allOf": [{"$ref": "#/$defs/base"}, {"properties": {"b": {}}}],
-    }
-    prepare(schema, is_closed=True)
-    assert "additionalProperties" not in schema["$defs"]["base"]
-    assert "additionalProperties" not in schema["allOf"][1]
-    assert schema["$defs"]["free"]["additionalProperties"] is False
+@pytest.mark.parametrize("name", CLOSED)
+def test_what_lists_its_properties_has_no_others(name):
+    given, closed = CLOSED[name]
+    assert prepare(json.loads(json.dumps(given)), is_closed=False) == closed
 
 
-def test_maps_and_missing_properties_stay_open():
-    for schema in ({"type": "object"}, {"properties": {"a": {}}, "required": ["b"]}):
+STAYS = [
+    {"type": "object"},
+    {"type": "object", "required": ["a"]},
+    {"type": "object", "properties": {}},
+    {**OPEN, "additionalProperties": True},
+    {**OPEN, "additionalProperties": NULL},
+    {**OPEN, "unevaluatedProperties": True},
+    {**OPEN, "minProperties": 2},
+    {"allOf": [OPEN, {"additionalProperties": True}]},
+    {"allOf": [OPEN, {"patternProperties": {"^x": {}}}]},
+    {"$defs": {"x": {**OPEN, "additionalProperties": {}}}, "allOf": [OPEN, X]},
+    {"properties": [1], "allOf": 5, "anyOf": {}, "$ref": 3, "required": 7},
+    True,
+]
+
+
+@pytest.mark.parametrize("schema", STAYS, ids=range(len(STAYS)))
+def test_what_is_said_to_be_open_stays_open(schema):
+    assert prepare(json.loads(json.dumps(schema)), is_closed=False) == schema
+
+
+def test_strict_closes_an_empty_list_too():
+    empty = {"type": "object", "properties": {}}
+    assert prepare(dict(empty), is_closed=True) == {**empty, "additionalProperties": False}
+    for schema in ({"type": "object"}, {"properties": {}, "additionalProperties": True}):
         assert prepare(dict(schema), is_closed=True) == schema
 
 
 def test_unknown_formats_are_annotations():
-    schema = {"properties": {"format": {"format": "color"}, "d": {"format": "date"}}}
-    prepare(schema, is_closed=False)
-    assert schema == {"properties": {"format": {}, "d": {"format": "date"}}}
+    schema = prepare(obj({"format": {"format": "color"}, "d": {"format": "date"}}), is_closed=False)
+    assert schema["properties"] == {"format": {}, "d": {"format": "date"}}
 
 
 def test_the_smallest_part_with_a_fault():
@@ -384,6 +462,27 @@ def test_the_smallest_part_with_a_fault():
         "/properties/a/items",
         "bad",
     )
+
+
+JOINED = {
+    "$defs": {
+        "pet": obj({"name": {"type": "string"}, "friend": {"$ref": "#/$defs/cat"}}, ["name"]),
+        "cat": {"allOf": [{"$ref": "#/$defs/pet"}, obj({"lives": {"type": "integer"}})]},
+    },
+    "$ref": "#/$defs/cat",
+}
+CAT = '{"name":"a",%s"lives":9}'
+
+
+def test_joined_objects_are_closed_where_they_are_used(vocabulary):
+    form = StructuredOutput.json_schema(JOINED)
+    for text, is_whole in [
+        (CAT % "", True),
+        (CAT % ('"friend":' + CAT % "" + ","), True),
+        ('{"name":"a"}', False),
+        ('{"name":"a","lives":9,"x":1}', False),
+    ]:
+        assert taken(vocabulary, form, text)[1] == is_whole, text
 
 
 SPACES = {
