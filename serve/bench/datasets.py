@@ -110,9 +110,10 @@ def _sharegpt(config: DatasetConfig, _: bool) -> Iterator[BenchRequest]:
     random.Random(config.seed).shuffle(content)
     index = 0
     for entry in content:
-        turns = entry.get("conversations", []) if isinstance(entry, dict) else []
-        texts = [str(turn.get("value", "")) for turn in turns[:2] if isinstance(turn, dict)]
-        if len(texts) < 2 or not all(texts):
+        turns = entry.get("conversations") if isinstance(entry, dict) else None
+        first = turns[:2] if isinstance(turns, list) else []
+        texts = [str(turn.get("value", "")) for turn in first if isinstance(turn, dict)]
+        if len(texts) < 2 or not all(texts) or not _can_be_sent(texts):
             continue
         length = config.output_len or max(1, len(texts[1]) // CHARS_PER_TOKEN)
         yield BenchRequest(index, texts[0], length)
@@ -122,7 +123,7 @@ def _sharegpt(config: DatasetConfig, _: bool) -> Iterator[BenchRequest]:
 def _trace(config: DatasetConfig, as_text: bool) -> Iterator[BenchRequest]:
     """Yield a request per line: `timestamp`, then `prompt`, `messages`, or lengths to make one."""
     maker = _Maker(config, as_text)
-    lines = _read(config.file, str.splitlines)
+    lines = _read(config.file, lambda text: text.split("\n"))  # a text may hold other line ends
     entries = [_entry(config, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     start = min((entry["timestamp"] for entry in entries if "timestamp" in entry), default=0)
     for index, entry in enumerate(entries):
@@ -146,24 +147,41 @@ def _trace_prompt(config: DatasetConfig, maker: _Maker, entry: dict[str, Any]) -
 def _entry(config: DatasetConfig, number: int, line: str) -> dict[str, Any]:
     try:
         entry = json.loads(line)
-        known = {"messages", "prompt", "input_length"} & set(entry)
-        numbers = [entry[name] for name in ("timestamp", "input_length") if name in entry]
-        usable = bool(known) and all(isinstance(value, int | float) for value in numbers)
-    except (ValueError, TypeError):
-        usable = False
-    if not usable:
+    except (ValueError, RecursionError):
+        entry = None
+    if not isinstance(entry, dict) or not _is_usable(entry):
         raise ConfigError(
             f"dataset.file {config.file}, line {number}: a JSON object with prompt, messages or "
-            f"input_length (and numbers as timestamp) is needed, not {line[:80]!r}"
+            "input_length is needed (timestamp, input_length and output_length are numbers, "
+            f"hash_ids a list), not {line[:80]!r}"
         )
-    return dict(entry)
+    return entry
+
+
+def _is_usable(entry: dict[str, Any]) -> bool:
+    numbers = [entry[n] for n in ("timestamp", "input_length", "output_length") if n in entry]
+    return (
+        bool({"messages", "prompt", "input_length"} & set(entry))
+        and all(isinstance(value, int | float) for value in numbers)
+        and isinstance(entry.get("hash_ids", []), list)
+        and _can_be_sent(entry)
+    )
+
+
+def _can_be_sent(value: Any) -> bool:
+    """Whether a value has no half of a character, no NaN, and is not nested too deeply."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _read(file: str | None, parse: Any) -> Any:
     assert file is not None
     try:
-        return parse(Path(file).read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        return parse(Path(file).read_text("utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"dataset.file {file} cannot be read: {error}") from error
 
 

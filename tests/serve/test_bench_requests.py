@@ -81,7 +81,36 @@ def test_trace_keeps_times_and_shares_blocks(tmp_path):
     assert arrival_times([one, two, three], LoadConfig(speed=2.0)) == [0.0, 0.75, 1.0]
 
 
-@pytest.mark.parametrize("line", ["{", "3", '{"timestamp": 1}', '{"input_length": "x"}'])
+def test_what_a_trace_s_line_holds_does_not_split_it(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    prompts = ["a\u2028b\x85c", "d"]
+    lines = [json.dumps({"prompt": prompt}, ensure_ascii=False) for prompt in prompts]
+    file.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
+    assert [request.prompt for request in make(kind="trace", file=str(file))] == prompts
+
+
+def test_conversations_that_cannot_be_sent_are_left_out(tmp_path):
+    file = tmp_path / "chats.json"
+    turns = [{"value": "question"}, {"value": "answer"}]
+    wrong = [
+        3,
+        {"conversations": 3},
+        {"conversations": {}},
+        {"conversations": [{"value": "\ud83d"}] * 2},
+    ]
+    file.write_text(json.dumps([{"conversations": turns}, *wrong]))
+    options = {"kind": "sharegpt", "file": str(file), "num_requests": 0}
+    assert [request.prompt for request in make(**options)] == ["question"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("{", "3", '{"timestamp": 1}', '{"input_length": "x"}', '["prompt"]', "[" * 100_000),
+        *('{"prompt": "\\ud83d"}', '{"prompt": "a", "timestamp": NaN}'),
+        *('{"input_length": 3, "output_length": "x"}', '{"input_length": 3, "hash_ids": 5}'),
+    ],
+)
 def test_a_wrong_trace_line_is_named(tmp_path, line):
     file = tmp_path / "trace.jsonl"
     file.write_text('{"input_length": 3}\n' + line)
