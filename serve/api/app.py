@@ -10,23 +10,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from girih import __version__
-from girih.serve.api import (
-    admin,
-    chat,
-    completions,
-    generate,
-    info,
-    metrics,
-    openapi,
-    reference,
-    web,
-)
+from girih.serve.api import admin, metrics, openapi, reference, web
 from girih.serve.api.errors import install_error_handlers
 from girih.serve.api.http_metrics import HttpMetrics
-from girih.serve.api.messages import routes as messages
 from girih.serve.api.middleware import AccessLog, Guard, RequestIds
-from girih.serve.api.pooling import routes as pooling
-from girih.serve.api.responses import routes as responses
 from girih.serve.api.state import ServerState
 
 SHOWN_HEADERS = ("x-request-id", "x-girih-ignored", "x-girih-warnings", "retry-after")
@@ -56,8 +43,7 @@ def create_app(state: ServerState, lifespan: Lifespan | None = None) -> FastAPI:
     )
     app.state.server = state
     install_error_handlers(app)
-    routers = [m.router for m in (chat, completions, responses, messages, generate, pooling)]
-    routers += [module.router for module in (info, metrics, openapi, reference, web)]
+    routers = [*openapi.ROUTERS, *(m.router for m in (openapi, reference, metrics, web))]
     if state.config.admin_key is not None:
         routers.append(admin.router)
     for router in routers:

@@ -66,6 +66,7 @@ PAGE = [
 ]
 OF_BODIES = (408, 413, 415, 429)
 ROUTERS = [m.router for m in (chat, completions, responses, messages, generate, pooling, info)]
+"""Of the routes that the document describes."""
 TAGS = {
     "Tokens": ("tokenize", "/inference/"),
     "Answers": ("/chat/", "completions", "/responses", "/messages"),
