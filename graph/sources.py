@@ -25,7 +25,7 @@ from typing import Any
 
 from girih.graph.cache_dir import cache_dir
 from girih.graph.fetch import CONVERSION, builtin_names, fetch_model, make_directory
-from girih.graph.gguf_file import read_gguf_header
+from girih.graph.gguf_file import GgufHeader, read_gguf_header
 from girih.graph.gguf_names import family_of
 from girih.graph.progress import Progress, ProgressEvent, no_progress
 from girih.graph.safetensors_file import read_header
@@ -73,26 +73,65 @@ def resolve_source(source: str, progress: Progress = no_progress) -> ModelFiles:
         SourceError: nothing usable is there; the message says what was looked at.
         WeightError: the weights are there but damaged or incomplete.
     """
+    source = _text(source)
+    if source in builtin_names():
+        return _resolve_builtin(source, progress)
+    path = _local_path(source)
+    if path is None:
+        return _resolve_hub(source, progress)
+    return resolve_directory(path) if path.is_dir() else _resolve_file(path, progress)
+
+
+def check_source(source: str) -> None:
+    """Refuse what cannot be a model, as far as this machine tells, and without much work.
+
+    Raises:
+        SourceError, WeightError: as `resolve_source`; nothing is fetched or converted.
+    """
+    source = _text(source)
+    path = None if source in builtin_names() else _local_path(source)
+    if path is not None and path.is_dir():
+        resolve_directory(path)
+    elif path is not None:
+        _gguf_header(path)
+
+
+def _text(source: Any) -> str:
     if isinstance(source, os.PathLike):
         source = os.fspath(source)
     if not isinstance(source, str):
         raise SourceError(f"the model's source is {source!r}; it must be text: {_allowed()}")
-    if source in builtin_names():
-        return _resolve_builtin(source, progress)
+    return source
+
+
+def _local_path(source: str) -> Path | None:
+    """Where a source is on this machine, or None when it is an id of the hub.
+
+    Raises:
+        SourceError: it is neither.
+    """
     try:
         path = Path(source).expanduser()
-        is_directory, is_file = path.is_dir(), path.is_file()
+        is_here = bool(source) and (path.is_dir() or path.is_file())
     except (OSError, RuntimeError) as error:  # no permission, too long a name, no such user
         raise SourceError(f"model path {source[:200]} cannot be looked at: {error}") from error
-    if source and is_directory:
-        return resolve_directory(path)
-    if is_file:
-        return _resolve_file(path, progress)
+    if is_here:
+        return path
+    on_hub = re.match(
+        r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)", source
+    )
+    if on_hub is not None:
+        raise SourceError(f"{source} is an address; name the model by its id: {on_hub[1]}")
+    if "://" in source:
+        raise SourceError(
+            f"{source} is an address, not a model; `girih chat url=URL` talks to a server, and a "
+            f"model is {_allowed()}"
+        )
     if source.startswith(("/", ".", "~")) or source.endswith((".gguf", ".safetensors")):
         raise SourceError(f"model path {source} does not exist (looked at {path.absolute()})")
-    if is_hub_id(source):
-        return _resolve_hub(source, progress)
-    raise SourceError(_unknown_message(source))
+    if not is_hub_id(source):
+        raise SourceError(_unknown_message(source))
+    return None
 
 
 def is_hub_id(source: str) -> bool:
@@ -123,7 +162,7 @@ def _allowed() -> str:
     )
 
 
-def _resolve_file(path: Path, progress: Progress) -> ModelFiles:
+def _gguf_header(path: Path) -> GgufHeader:
     if path.suffix.lower() != ".gguf":
         raise SourceError(
             f"{path} is a file, but not a .gguf file; give the directory that holds config.json "
@@ -131,6 +170,11 @@ def _resolve_file(path: Path, progress: Progress) -> ModelFiles:
         )
     header = read_gguf_header(path)
     family_of(header.metadata, str(path))
+    return header
+
+
+def _resolve_file(path: Path, progress: Progress) -> ModelFiles:
+    header = _gguf_header(path)
 
     def build(target: Path) -> None:
         from girih.graph.gguf_convert import convert_gguf_parts

@@ -45,12 +45,8 @@ def write_page(config: EngineConfig, path: Path, progress: Progress = no_progres
     """Write the stages of a model's compilation as an HTML page; times only from a cached bundle.
 
     Raises:
-        ConfigError: the file cannot be written; a missing folder is named before anything else.
+        ConfigError: the file cannot be written.
     """
-    if not path.parent.is_dir():
-        raise ConfigError(
-            f"explain.html is {path}, which cannot be written: there is no folder {path.parent}"
-        )
     spec, target = model_spec(config.model, progress), target_of(config)
     traced = trace(spec, progress)
     with tempfile.TemporaryDirectory(prefix="girih-page-") as directory:

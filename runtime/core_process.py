@@ -79,7 +79,8 @@ def run_core(build: Build, address: str, parent: Connection) -> None:
         parent.send_bytes(READY)
         service.run()
     except BaseException as error:
-        logger.error("the engine process ends", exc_info=not isinstance(error, GirihError))
+        if not isinstance(error, GirihError):  # the front end tells what was raised on purpose
+            logger.error("the engine process ends", exc_info=True)
         died = Died(Refusal.of(error))
         if endpoint is not None:
             endpoint.broadcast(died)

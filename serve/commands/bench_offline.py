@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from girih.conf.compose import compose_config, to_engine_config, to_record
+from girih.conf.compose import compose_config, to_record
 from girih.kernels.errors import ConfigError
 from girih.runtime.sampling_params import SamplingParams
 from girih.serve.commands import Options
 from girih.serve.config import BenchConfig
+from girih.serve.preflight import engine_of
 from girih.serve.progress import ProgressDisplay
 
 if TYPE_CHECKING:
@@ -29,11 +30,12 @@ def run(words: list[str], options: Options) -> int:
     config = compose_config("bench offline", words)
     bench = to_record(BenchConfig, config["bench"])
     workloads = read_workloads(bench)
+    engine = engine_of(config)
     started = time.perf_counter()
     from girih.serve.llm import LLM
 
     with ProgressDisplay(options.quiet) as progress:
-        llm = LLM.from_config(to_engine_config(config), progress)
+        llm = LLM.from_config(engine, progress)
     llm.generate([WARM_UP_IDS], _params(4))
     print(f"READY {time.perf_counter() - started:.2f}", flush=True)
     for spec, prompts in workloads:

@@ -19,6 +19,7 @@ from girih.serve.bench.metrics import summarize
 from girih.serve.bench.plots import require_matplotlib, write_plots
 from girih.serve.bench.report import as_table, write_json, write_records
 from girih.serve.commands import Options
+from girih.serve.preflight import make_folder, require_writable
 from girih.serve.progress import LoadBar
 
 
@@ -30,8 +31,11 @@ def run(words: list[str], options: Options) -> int:
     load = to_record(LoadConfig, config["load"])
     slo = to_record(SloConfig, config["slo"])
     report = to_record(ReportConfig, config["report"])
+    require_writable("report.json", report.json)
+    require_writable("report.records", report.records)
     if report.plots:
         require_matplotlib()
+        make_folder("report.plots", report.plots)
     requests = make_requests(dataset, as_text=endpoint.api == "chat")
     with LoadBar(len(requests), options.quiet) as bar:
         measurement = asyncio.run(run_load(endpoint, requests, load, dataset.seed, bar))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from girih.conf.compose import compose_config, to_engine_config
+from girih.conf.compose import compose_config
 from girih.serve.commands import Options
 from girih.serve.commands.cache_list import age
+from girih.serve.preflight import engine_of
 from girih.serve.progress import ProgressDisplay
 
 
 def run(words: list[str], options: Options) -> int:
     """Print the verdict and, on a miss, every entry in which the nearest bundle differs."""
-    config = to_engine_config(compose_config("cache explain", words))
+    config = engine_of(compose_config("cache explain", words))
     from girih.graph.bundle_cache import nearest_bundle
     from girih.passes.key import bundle_dir
     from girih.runtime.wanted import key_of

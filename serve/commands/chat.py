@@ -6,7 +6,7 @@ import sys
 from contextlib import closing
 from typing import Any
 
-from girih.conf.compose import compose_config, to_engine_config, to_record
+from girih.conf.compose import compose_config, to_record
 from girih.kernels.errors import RequestError
 from girih.serve.chat.backends import ChatBackend, LocalBackend, RemoteBackend
 from girih.serve.chat.conversation import Conversation
@@ -16,6 +16,7 @@ from girih.serve.chat.terminal import talk
 from girih.serve.chat.view import View
 from girih.serve.commands import Options
 from girih.serve.config import SamplingConfig
+from girih.serve.preflight import engine_of
 from girih.serve.progress import ProgressDisplay
 from girih.serve.sampling_defaults import SamplingDefaults
 
@@ -53,7 +54,7 @@ def _tell_of_continuing(conversation: Conversation, view: View) -> None:
 def _backend(config: dict[str, Any], options: Options) -> ChatBackend:
     if config["url"]:
         return RemoteBackend(config["url"], config["url_model"], config["api_key"])
-    engine_config = to_engine_config(config)
+    engine_config = engine_of(config)
     from girih.serve.llm import LLM
 
     with ProgressDisplay(options.quiet) as progress:

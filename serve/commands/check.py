@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from girih.conf.compose import compose_config, to_engine_config
+from girih.conf.compose import compose_config
 from girih.serve.commands import Options
+from girih.serve.preflight import engine_of
 from girih.serve.progress import ProgressDisplay
 
 
 def run(words: list[str], options: Options) -> int:
     """Print a table; 0 when they agree, else 1."""
     composed = compose_config("check", words)
-    config, layers = to_engine_config(composed), composed["check"]["layers"]
+    config, layers = engine_of(composed), composed["check"]["layers"]
     from girih.runtime.check_model import check_model
 
     with ProgressDisplay(options.quiet) as progress:

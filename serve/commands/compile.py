@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from girih.conf.compose import compose_config, to_engine_config
+from girih.conf.compose import compose_config
 from girih.serve.commands import Options
+from girih.serve.preflight import engine_of
 from girih.serve.progress import ProgressDisplay
 
 
 def run(words: list[str], options: Options) -> int:
     """Compile, write the bundle, and print what was made."""
-    config = to_engine_config(compose_config("compile", words))
+    config = engine_of(compose_config("compile", words), writes_bundle=True)
     from girih.runtime import launch
 
     with ProgressDisplay(options.quiet) as progress:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from girih.conf.compose import compose_config, to_engine_config
+from girih.conf.compose import compose_config
 from girih.runtime.config import EngineConfig
 from girih.serve.commands import Options
+from girih.serve.preflight import engine_of, require_writable
 from girih.serve.progress import ProgressDisplay
 
 
@@ -16,7 +17,8 @@ def run(words: list[str], options: Options) -> int:
     With `explain.html=FILE` a page is written instead.
     """
     composed = compose_config("explain", words)
-    config, html = to_engine_config(composed), composed["explain"]["html"]
+    config, html = engine_of(composed), composed["explain"]["html"]
+    require_writable("explain.html", html)
     if html:
         return _write_page(config, Path(html).expanduser(), options)
     from girih.runtime import launch

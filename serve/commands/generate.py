@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from girih.conf.compose import compose_config, to_engine_config, to_record
+from girih.conf.compose import compose_config, to_record
 from girih.kernels.errors import ConfigError, RequestError
 from girih.runtime.sampling_params import SamplingParams
 from girih.serve.commands import Options
 from girih.serve.config import SamplingConfig
+from girih.serve.preflight import engine_of
 from girih.serve.progress import ProgressDisplay
 from girih.serve.prompts import Prompt
 from girih.serve.sampling_defaults import SamplingDefaults, read_generation_config
@@ -19,7 +20,7 @@ def run(words: list[str], options: Options) -> int:
     """Build the engine, then stream one text, or print several."""
     config = compose_config("generate", words)
     texts = _texts(config)
-    engine_config = to_engine_config(config)
+    engine_config = engine_of(config)
     sampling = to_record(SamplingConfig, config["sampling"])
     _require_sampling(sampling)
     from girih.serve.llm import LLM

@@ -5,10 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from girih.conf.compose import compose_config, to_engine_config
+from girih.conf.compose import compose_config
 from girih.kernels.errors import ConfigError, PassError
 from girih.runtime.config import EngineConfig
 from girih.serve.commands import Options
+from girih.serve.preflight import engine_of
 from girih.serve.progress import ProgressDisplay
 
 PLACE = "{opt}"
@@ -17,7 +18,7 @@ PLACE = "{opt}"
 def run(words: list[str], options: Options) -> int:
     """Name the pass at fault. Without `check=` the build proof is the check."""
     config = compose_config("passes bisect", words)
-    engine, check = to_engine_config(config), config["check"]
+    engine, check = engine_of(config), config["check"]
     if check is None:
         return _by_proof(engine, options)
     if PLACE not in check:

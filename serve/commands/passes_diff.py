@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from girih.conf.compose import compose_config, to_engine_config
+from girih.conf.compose import compose_config
 from girih.conf.files import load_opt_level
 from girih.kernels.errors import ConfigError
 from girih.serve.commands import Options
+from girih.serve.preflight import engine_of, require_readable
 from girih.serve.progress import ProgressDisplay
 
 
@@ -20,14 +21,18 @@ def run(words: list[str], options: Options) -> int:
         raise ConfigError(
             "name both sides: before=FILE.json after=FILE.json, or before=O1 after=O2"
         )
+    is_files = Path(before).suffix == ".json"
+    engine = engine_of(config)
+    if is_files:
+        require_readable("before", before)
+        require_readable("after", after)
     from girih.graph.graph_file import read_graph
     from girih.passes.dump import text_diff
     from girih.runtime import compiler_tools
 
-    if Path(before).suffix == ".json":
+    if is_files:
         old, new = (compiler_tools.named_text(read_graph(Path(p))) for p in (before, after))
     else:
-        engine = to_engine_config(config)
         levels = [dataclasses.replace(engine, opt=load_opt_level(n)) for n in (before, after)]
         with ProgressDisplay(options.quiet) as progress:
             old, new = compiler_tools.named_texts(levels, progress)

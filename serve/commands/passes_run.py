@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from girih.conf.compose import compose_config, to_engine_config
+from girih.conf.compose import compose_config
 from girih.serve.commands import Options
+from girih.serve.preflight import engine_of, require_readable
 from girih.serve.progress import ProgressDisplay
 
 
 def run(words: list[str], options: Options) -> int:
     """Print the pass table, and the graph with `text=true`."""
     config = compose_config("passes run", words)
+    engine = engine_of(config)
+    require_readable("graph", config["graph"])
+    graph = Path(config["graph"]) if config["graph"] else None
     from girih.runtime import compiler_tools
 
-    graph = Path(config["graph"]) if config["graph"] else None
     with ProgressDisplay(options.quiet) as progress:
-        lowered = compiler_tools.lower_source(to_engine_config(config), graph, progress)
+        lowered = compiler_tools.lower_source(engine, graph, progress)
     if config["text"]:
         print(lowered.as_text())
     print(lowered.report(), end="")

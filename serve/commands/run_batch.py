@@ -11,12 +11,13 @@ from typing import Any
 import httpx
 from rich.progress import Progress as Bar
 
-from girih.conf.compose import compose_config, to_engine_config, to_record
+from girih.conf.compose import compose_config, to_record
 from girih.kernels.errors import ConfigError
 from girih.serve.batch.lines import BatchOutput, read_lines
 from girih.serve.batch.run import BatchCounts, BatchRun
 from girih.serve.commands import Options
 from girih.serve.config import SamplingConfig
+from girih.serve.preflight import engine_of
 from girih.serve.progress import ProgressDisplay, finished_bar
 
 TIMEOUT_SECONDS = 3600.0  # one answer may wait for many others
@@ -47,7 +48,7 @@ def _answer_all(
         key = config["api_key"] or os.environ.get("OPENAI_API_KEY")
         url = config["url"].rstrip("/").removesuffix("/v1")
         return asyncio.run(_run(config, output, total, options, (url, key)))
-    engine = to_engine_config(config)
+    engine = engine_of(config)
     sampling = to_record(SamplingConfig, config["sampling"])
     from girih.serve.launch_server import way_to_start
     from girih.serve.local_server import LocalServer

@@ -10,11 +10,12 @@ def run(words: list[str], options: Options) -> int:
     """Serve until a signal."""
     with core_ahead() as ahead:
         # Imported beside the core's imports; Hydra alone takes half a second.
-        from girih.conf.compose import compose_config, to_engine_config, to_record
+        from girih.conf.compose import compose_config, to_record
         from girih.serve.config import SamplingConfig, ServeConfig
         from girih.serve.launch_server import launch
+        from girih.serve.preflight import engine_of
 
         config = compose_config("serve", words)
         serve = to_record(ServeConfig, config["serve"])
         sampling = to_record(SamplingConfig, config["sampling"])
-        return launch(to_engine_config(config), serve, sampling, options, ahead)
+        return launch(engine_of(config), serve, sampling, options, ahead)

@@ -15,6 +15,7 @@ from girih.serve.bench.config import DatasetConfig, LoadConfig, ReportConfig, Sl
 from girih.serve.bench.records import RequestRecord
 from girih.serve.bench.report import as_table, write_json
 from girih.serve.commands import Options
+from girih.serve.preflight import require_writable
 from girih.serve.progress import LoadBar
 from girih.serve.twin.config import SimulateConfig
 from girih.serve.twin.cost import FitError, load_cost
@@ -31,6 +32,7 @@ def run(words: list[str], options: Options) -> int:
     report = to_record(ReportConfig, config["report"])
     if report.plots:
         raise ConfigError("report.plots draws what `girih bench serve` measured; unset it here")
+    require_writable("report.json", report.json)
     settings = TwinSettings(
         simulate,
         to_record(SchedulerConfig, config["scheduler"]),

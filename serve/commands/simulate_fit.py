@@ -5,6 +5,7 @@ from __future__ import annotations
 from girih.conf.compose import compose_config
 from girih.kernels.errors import ConfigError
 from girih.serve.commands import Options
+from girih.serve.preflight import require_writable
 from girih.serve.twin.cost import StepCost
 from girih.serve.twin.fit import fit_cost, read_trace
 
@@ -14,6 +15,7 @@ def run(words: list[str], options: Options) -> int:
     config = compose_config("simulate fit", words)
     if config["trace"] is None:
         raise ConfigError("trace=FILE is needed: what `girih serve runtime.trace=FILE` wrote")
+    require_writable("out", config["out"])
     cost = fit_cost(read_trace(config["trace"]), config["records"])
     print(_as_table(cost))
     if config["out"] is not None:

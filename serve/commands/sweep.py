@@ -20,6 +20,7 @@ from girih.serve.bench.sweep import (
     write_rows,
 )
 from girih.serve.commands import Options
+from girih.serve.preflight import engine_of, make_folder
 
 
 def run(words: list[str], options: Options) -> int:
@@ -32,8 +33,7 @@ def run(words: list[str], options: Options) -> int:
     own = [w for w in words if w.startswith("out=")]
     points = sweep_points([w for w in words if w not in own])
     plans = [_plan(point, _varied(points)) for point in points]  # mistakes show before the work
-    out = Path(compose_config("sweep", own)["out"]).expanduser()
-    out.mkdir(parents=True, exist_ok=True)
+    out = make_folder("out", compose_config("sweep", own)["out"])
     rows: list[Point] = []
     with tempfile.TemporaryDirectory(prefix="girih-sweep-") as scratch:
         runner = SweepRunner(Path(scratch), lambda text: _say(options, text))
@@ -54,7 +54,9 @@ def _varied(points: list[list[str]]) -> set[int]:
 
 
 def _plan(words: list[str], varied: set[int]) -> SweepPlan:
-    opt = compose_config("sweep", words)["opt"]
+    config = compose_config("sweep", words)
+    engine_of(config, writes_bundle=True)
+    opt = config["opt"]
     bench = tuple(w for w in words if _key(w).startswith("bench"))
     return SweepPlan(
         varied=tuple(words[i] for i in sorted(varied)),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from girih.graph.sources import is_hub_id, resolve_source
+from girih.graph.sources import check_source, is_hub_id, resolve_source
 from girih.kernels.errors import SourceError, WeightError
 
 
@@ -246,6 +246,33 @@ def test_unknown_name_suggests_the_nearest(name, nearest):
 def test_unknown_name_lists_what_is_allowed(name):
     with pytest.raises(SourceError, match=r"built-in name \(smollm2, gemma3_270m, minilm\)"):
         resolve_source(name)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("https://huggingface.co/org/name", "by its id: org/name"),
+        ("https://huggingface.co/org/name/tree/main", "by its id: org/name"),
+        ("hf.co/org/name", "by its id: org/name"),
+        ("http://127.0.0.1:8000/v1", "`girih chat url=URL` talks to a server"),
+    ],
+)
+def test_an_address_is_no_model(source, told):
+    for look in (resolve_source, check_source):
+        with pytest.raises(SourceError, match=told):
+            look(source)
+
+
+def test_looking_at_a_source_fetches_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("girih.graph.sources.fetch_model", None)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", None)
+    for source in ("smollm2", "org/some-model", str(write_model(tmp_path / "m"))):
+        check_source(source)
+    (tmp_path / "m" / "model.safetensors").unlink()
+    (tmp_path / "x.gguf").write_bytes(b"no gguf")
+    for wrong in (str(tmp_path / "m"), str(tmp_path / "x.gguf"), "/none/such", "smolm2"):
+        with pytest.raises(SourceError):
+            check_source(wrong)
 
 
 def test_builtin_name_wins_over_a_directory_of_that_name(tmp_path, monkeypatch):

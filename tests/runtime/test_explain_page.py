@@ -52,12 +52,6 @@ def test_explain_and_a_start_say_what_the_tiles_showed(config, monkeypatch):
 
 
 def test_a_file_that_cannot_be_written_is_named(config, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(compiler_tools, "trace", None)  # it is said before that
-        with pytest.raises(
-            ConfigError, match=r"explain\.html is .*cannot be written: there is no folder"
-        ):
-            compiler_tools.write_page(config, tmp_path / "missing" / "page.html")
     monkeypatch.setattr(compiler_tools, "trace", lambda spec, progress: tiny_traced("llama"))
     with pytest.raises(ConfigError, match=r"explain\.html is .*cannot be written: .*directory"):
         compiler_tools.write_page(config, tmp_path)

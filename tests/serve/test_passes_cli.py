@@ -82,7 +82,8 @@ def test_the_proof_is_the_check_when_none_is_named(girih, model):
     [
         (("run", "opt.passes.pack_linear=true"), "did you mean 'opt.passes.pack_linears'"),
         (("run", "opt.stop_after=merge"), "opt.stop_after is 'merge', no pass"),
-        (("run", "graph=nothing.json"), "is not a dumped graph"),
+        (("run", "graph=nothing.json"), "there is no such file"),
+        (("run", f"graph={__file__}"), "is not a dumped graph"),
         (("diff", "before=O1"), "name both sides"),
         (("bisect", "check=true"), "put {opt} in it"),
     ],
