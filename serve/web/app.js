@@ -73,11 +73,11 @@ async function onStatus(status, error) {
     showState(status.status === "failed" ? "bad" : "wait", text);
     return;
   }
-  showState("good", status.model);
   if (knownModel !== status.model) {
+    await onReady();
     knownModel = status.model;
-    await onReady().catch(() => (knownModel = null));
   }
+  showState("good", status.model);
 }
 
 const onError = (error) => askForKey(error.status === 401);

@@ -18,9 +18,9 @@ export function startStatus(onStatus) {
     try {
       const status = await getJson("/status");
       draw(status);
-      onStatus(status, null);
+      await onStatus(status, null);
     } catch (error) {
-      onStatus(null, error);
+      await onStatus(null, error);
     }
     timer = setTimeout(tick, PERIOD);
   };
