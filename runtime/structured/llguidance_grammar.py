@@ -10,15 +10,15 @@ import json
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits
-from llguidance.gbnf_to_lark import any_to_lark
 
 from girih.kernels.errors import RequestError
 from girih.runtime.structured.closing import prepare
+from girih.runtime.structured.gbnf import GbnfError, as_lark
+from girih.runtime.structured.lark import quoted
 from girih.runtime.structured.llguidance_numbers import rounded
 from girih.runtime.structured.output import StructuredOutput
 from girih.runtime.structured.schema import find_fault
 from girih.runtime.structured.tag_grammar import (
-    quoted,
     schemas_of,
     tag_to_lark,
     why_no_lark,
@@ -70,9 +70,12 @@ def grammar_text(structured: StructuredOutput) -> str:
     """The grammar of a request.
 
     Raises:
-        RequestError: EBNF that cannot be read.
+        RequestError: GBNF that cannot be read.
     """
-    answer = _answer_text(structured)
+    try:
+        answer = _answer_text(structured)
+    except GbnfError as error:
+        raise structured.error(f"the grammar is not valid GBNF: {error}") from error
     if not structured.before:
         return answer
     grammars = json.loads(answer)["grammars"]
@@ -91,20 +94,11 @@ def _answer_text(structured: StructuredOutput) -> str:
         return _of_lark(f"start: {' | '.join(map(quoted, json.loads(text)))}")
     if kind == "structural_tag":
         return _of_lark(tag_to_lark(structured))
-    return _of_lark(_as_lark(structured))
+    return _of_lark(as_lark(text))
 
 
 def _of_lark(text: str) -> str:
     return json.dumps({"grammars": [{"name": "lark", "lark_grammar": text}]})
-
-
-def _as_lark(structured: StructuredOutput) -> str:
-    if "::=" not in structured.text:
-        return structured.text
-    try:
-        return str(any_to_lark(structured.text))
-    except Exception as error:  # the library raises what it likes
-        raise structured.error(f"the grammar is not valid EBNF: {_plain(str(error))}") from error
 
 
 def _schema(structured: StructuredOutput) -> Any:

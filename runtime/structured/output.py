@@ -29,7 +29,7 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: one of `KINDS`.
         text: JSON text of the schema, of the list of choices or of the structural tag; the
-            regular expression; the grammar (EBNF as in GBNF, or Lark). Empty for json_object.
+            regular expression; the grammar (GBNF or Lark). Empty for json_object.
         backend: the library that does it; "auto" takes the first that can.
         is_compact: JSON without white space between its tokens.
         is_closed: objects have no properties beyond those their schema names.
@@ -106,7 +106,7 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def grammar(cls, text: str, **fields: Any) -> StructuredOutput:
-        """Text of a context-free grammar: EBNF with a rule `root ::=`, or Lark with `start:`."""
+        """Text of a context-free grammar: GBNF with a rule `root ::=`, or Lark with `start:`."""
         return cls(kind="grammar", text=_checked_text("grammar", text, fields), **fields)
 
     @classmethod

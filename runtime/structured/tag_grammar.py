@@ -6,11 +6,12 @@ Takes the format {"format": {...}} and the older {"structures": [...], "triggers
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from girih.runtime.structured.closing import prepare
+from girih.runtime.structured.gbnf import as_lark
+from girih.runtime.structured.lark import lark_escaped, quoted, unslashed
 from girih.runtime.structured.llguidance_numbers import fit
 from girih.runtime.structured.output import StructuredOutput
 
@@ -157,7 +158,7 @@ class _Writer:
         if kind == "json_schema":
             return self._named(json_in_lark(node["json_schema"], self._is_compact))
         if kind == "grammar":
-            return self._named(f"%lark {{\n{node['grammar']}\n}}")
+            return self._named(f"%lark {{\n{as_lark(node['grammar'])}\n}}")
         if kind == "sequence":
             return self._named(" ".join(self.rule(part) for part in node["elements"]))
         if kind == "or":
@@ -213,18 +214,3 @@ def with_options(schema: Any, is_compact: bool) -> dict[str, Any]:
 def json_in_lark(schema: Any, is_compact: bool = False) -> str:
     """JSON of a schema in Lark."""
     return f"%json {json.dumps(with_options(schema, is_compact))}"
-
-
-def lark_escaped(text: str) -> str:
-    """Text for use inside a Lark regular expression."""
-    return re.sub(r"([^\w\s<>=\"'`@#%&,:;!~\x7f-\U0010ffff-])", r"\\\1", text).replace("\n", "\\n")
-
-
-def quoted(text: str) -> str:
-    """Fixed text in Lark."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def unslashed(pattern: str) -> str:
-    """A regular expression for use between the slashes of Lark."""
-    return re.sub(r"(?<!\\)/", r"\\/", pattern)

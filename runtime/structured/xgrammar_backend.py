@@ -10,6 +10,7 @@ import xgrammar
 
 from girih.runtime.structured.backend import Mask, Matcher
 from girih.runtime.structured.closing import prepare
+from girih.runtime.structured.gbnf import is_gbnf
 from girih.runtime.structured.output import StructuredOutput
 from girih.runtime.structured.tag_grammar import prepared_format, schema_contents, schemas_of
 from girih.runtime.structured.vocabulary import Vocabulary
@@ -125,13 +126,16 @@ def _format_of(structured: StructuredOutput) -> dict[str, Any]:
         options = [{"type": "const_string", "value": option} for option in json.loads(text)]
         return {"type": "or", "elements": options}
     if kind == "grammar":
-        syntax = "ebnf" if "::=" in text else "lark"
-        return {"type": "grammar", "grammar": text, "syntax": syntax}
+        return {"type": "grammar", "grammar": text, "syntax": _syntax(text)}
     found = prepared_format(structured)
     for _, node in schema_contents(found):
         fit(node["json_schema"])
         node.setdefault("max_whitespace_cnt", MAX_WHITE_SPACE)
     return found
+
+
+def _syntax(grammar: str) -> str:
+    return "ebnf" if is_gbnf(grammar) else "lark"
 
 
 def _json(schema: Any) -> dict[str, Any]:

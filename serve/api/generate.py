@@ -14,7 +14,13 @@ from girih.serve.api.completion_plan import plan_completion
 from girih.serve.api.errors import json_response, renamed_params
 from girih.serve.api.generation import Plan, Usage
 from girih.serve.api.logprobs import LogprobsFormatter
-from girih.serve.api.protocol import SAMPLER_FIELDS, CompletionRequest, StreamOptions, described
+from girih.serve.api.protocol import (
+    FORM_FIELDS,
+    SAMPLER_FIELDS,
+    CompletionRequest,
+    StreamOptions,
+    described,
+)
 from girih.serve.api.state import Served, open_request
 from girih.serve.api.streaming import (
     EventStream,
@@ -37,10 +43,15 @@ SAMPLING = frozenset(
         "logprobs",
         "prompt_logprobs",
         "vllm_xargs",
+        "response_format",
+        *FORM_FIELDS,
     }
 )
 """Entries of `sampling_params`, with the meaning they have in /v1/completions."""
-PARAMS = {"prompt": "token_ids", "vllm_xargs": "sampling_params"}
+PARAMS = {
+    "prompt": "token_ids",
+    **dict.fromkeys(("vllm_xargs", "response_format", *FORM_FIELDS), "sampling_params"),
+}
 """Field of a completion request → field here, for error messages."""
 TEXT_ONLY = ("stop", "include_stop_str_in_output", "bad_words", "skip_special_tokens")
 

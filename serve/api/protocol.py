@@ -87,7 +87,33 @@ SAMPLER_FIELDS = tuple(SamplerFields.model_fields)
 """Their names."""
 
 
-class SamplingBody(SamplerFields):
+class FormFields(Body):
+    """What the output must be: the same fields on every route that generates."""
+
+    unset_when_empty: ClassVar[tuple[str, ...]] = ("grammar", "ebnf", "regex")
+
+    structured_outputs: dict[str, Any] | None = described(
+        "Form of the output: one of json, regex, choice, grammar, json_object, structural_tag.",
+        examples=[{"choice": ["yes", "no"]}],
+    )
+    guided_json: dict[str, Any] | bool | str | None = described("Same as structured_outputs.json.")
+    guided_regex: str | None = described("Same as structured_outputs.regex.")
+    guided_choice: list[str] | None = described("Same as structured_outputs.choice.")
+    guided_grammar: str | None = described("Same as structured_outputs.grammar.")
+    structural_tag: dict[str, Any] | str | None = described(
+        "Same as structured_outputs.structural_tag."
+    )
+    json_schema: dict[str, Any] | bool | str | None = described("Same as structured_outputs.json.")
+    grammar: str | None = described("Same as structured_outputs.grammar: GBNF or Lark.")
+    ebnf: str | None = described("Same as grammar.")
+    regex: str | None = described("Same as structured_outputs.regex.")
+
+
+FORM_FIELDS = tuple(FormFields.model_fields)
+"""Their names."""
+
+
+class SamplingBody(SamplerFields, FormFields):
     """Fields that chat and text completions share."""
 
     not_supported: ClassVar[tuple[str, ...]] = (
@@ -131,17 +157,6 @@ class SamplingBody(SamplerFields):
     response_format: dict[str, Any] | None = described(
         "Form of the output: text, json_object, json_schema or structural_tag.",
         examples=[{"type": "json_object"}],
-    )
-    structured_outputs: dict[str, Any] | None = described(
-        "Form of the output: one of json, regex, choice, grammar, json_object, structural_tag.",
-        examples=[{"choice": ["yes", "no"]}],
-    )
-    guided_json: dict[str, Any] | bool | str | None = described("Same as structured_outputs.json.")
-    guided_regex: str | None = described("Same as structured_outputs.regex.")
-    guided_choice: list[str] | None = described("Same as structured_outputs.choice.")
-    guided_grammar: str | None = described("Same as structured_outputs.grammar.")
-    structural_tag: dict[str, Any] | str | None = described(
-        "Same as structured_outputs.structural_tag."
     )
 
     guided_whitespace_pattern: Any = None

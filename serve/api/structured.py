@@ -11,13 +11,18 @@ from girih.serve.api.protocol import SamplingBody
 
 FORMS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 SETTINGS = ("disable_any_whitespace", "disable_additional_properties", "backend")
-GUIDED = {
+ALONE = {
     "guided_json": "json",
     "guided_regex": "regex",
     "guided_choice": "choice",
     "guided_grammar": "grammar",
     "structural_tag": "structural_tag",
+    "json_schema": "json",
+    "grammar": "grammar",
+    "ebnf": "grammar",
+    "regex": "regex",
 }
+"""Fields that are one form by themselves, as other servers call them."""
 
 
 def structured_output(body: SamplingBody) -> StructuredOutput | None:
@@ -27,7 +32,7 @@ def structured_output(body: SamplingBody) -> StructuredOutput | None:
         RequestError: more than one form, or one that is not known or damaged.
     """
     given = {name: getattr(body, name) for name in ("response_format", "structured_outputs")}
-    given |= {name: getattr(body, name) for name in GUIDED}
+    given |= {name: getattr(body, name) for name in ALONE}
     asked = {name: value for name, value in given.items() if value is not None}
     if asked.get("response_format", {}).get("type") == "text":
         del asked["response_format"]
@@ -41,7 +46,7 @@ def structured_output(body: SamplingBody) -> StructuredOutput | None:
         return _of_response_format(value)
     if name == "structured_outputs":
         return _of_structured_outputs(value)
-    return _of_form(GUIDED[name], value, {"param": name})
+    return _of_form(ALONE[name], value, {"param": name})
 
 
 def _of_response_format(value: dict[str, Any]) -> StructuredOutput:

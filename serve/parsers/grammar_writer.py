@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from girih.runtime.structured.tag_grammar import json_in_lark, lark_escaped, quoted
+from girih.runtime.structured.lark import lark_escaped, quoted
+from girih.runtime.structured.tag_grammar import json_in_lark
 
 ANY, SOME = "(.|\\n)*", "(.|\\n)+"
 """Regular expressions of any text, and of any but the empty one."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from girih.runtime.structured.tag_grammar import lark_escaped, quoted
+from girih.runtime.structured.lark import lark_escaped, quoted
 from girih.serve.parsers import (
     deepseek,
     gemma,

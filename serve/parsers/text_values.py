@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from girih.runtime.structured.tag_grammar import lark_escaped, unslashed
+from girih.runtime.structured.lark import lark_escaped, unslashed
 from girih.serve.parsers.grammar_writer import ANY
 
 _DAY = (

@@ -211,7 +211,7 @@ FAULTS = [
     (StructuredOutput.json_schema({"pattern": "(?=x)", "type": "string"}), "look-around"),
     (StructuredOutput.regex("ab(c"), "unclosed group, at character 3"),
     (StructuredOutput.regex("(?<=a)b"), "look-around.*at character 1"),
-    (StructuredOutput.grammar("root ::= a"), "EBNF.*'a' not found"),
+    (StructuredOutput.grammar("root ::= a"), "GBNF: the rule 'a', which 'root' names"),
     (StructuredOutput.grammar('start: "a" nope'), r"1\(8\).*nope"),
     (StructuredOutput.grammar("no grammar at all"), "cannot be used"),
     (StructuredOutput.structural_tag({}), 'needs "format"'),

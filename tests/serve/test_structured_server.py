@@ -123,6 +123,10 @@ FORMS = [
     ({"guided_choice": ["<|im_end|>"]}, r"<\|im_end\|>"),  # its characters, not the control token
     ({"guided_json": {"enum": [1, 2]}}, "[12]"),
     ({"guided_grammar": 'root ::= "a" | "b"'}, "[ab]"),
+    ({"grammar": 'root ::= word "!"\nword ::= [a-b]{1,3}'}, "[ab]{1,3}!"),
+    ({"ebnf": 'root ::= "a" | "b"', "grammar": "", "regex": ""}, "[ab]"),
+    ({"json_schema": {"enum": [1, 2]}}, "[12]"),
+    ({"regex": "[a-c]{4}"}, "[a-c]{4}"),
     ({"structured_outputs": {"choice": ["x y"]}}, "x y"),
     ({"structured_outputs": {"regex": "q{3}", "backend": "guidance"}}, "qqq"),
     (
@@ -153,7 +157,39 @@ def test_every_field_on_both_routes(url, path, fields, pattern):
     assert re.fullmatch(pattern, choice.get("text") or choice["message"]["content"])
 
 
+@pytest.mark.parametrize("field", [
+    {"grammar": 'root ::= "q"{3}'},
+    {"structured_outputs": {"regex": "q{3}"}},
+    {"guided_choice": ["qqq"]},
+])  # fmt: skip
+def test_a_form_on_every_other_route(url, field):
+    text = post(url, "responses", input="Hello!", **field).json()["output"][-1]["content"][0][
+        "text"
+    ]
+    assert text == "qqq"
+    answer = post(url, "messages", messages=MESSAGES, max_tokens=20, **field).json()
+    assert answer["content"][-1]["text"] == "qqq"
+    ids = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 20, **field}}
+    answer = httpx.post(f"{url}/inference/v1/generate", json=ids, timeout=60).json()
+    [choice] = answer["choices"]
+    assert byte_level().decode(choice["token_ids"], skip_special_tokens=True) == "qqq"
+    ids["sampling_params"] = {"regex": "("}
+    answer = httpx.post(f"{url}/inference/v1/generate", json=ids, timeout=60)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "sampling_params"
+
+
+def test_a_field_of_chat_that_responses_have_elsewhere_is_refused(url):
+    answer = post(url, "responses", input="Hello!", response_format={"type": "json_object"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "response_format"
+
+
 REFUSED = [
+    ({"grammar": 'root ::= "a\\q"'}, "grammar", r"not valid GBNF: the escape \\q"),
+    ({"grammar": {"type": "json"}}, "grammar", "valid string"),
+    ({"grammar": 'root ::= "a"', "json_schema": {}}, "grammar|json_schema", "both set"),
+    ({"guided_json": {"$ref": "#"}}, "guided_json", "no finite text satisfies # -> #;"),
     ({"guided_json": {"type": "x"}}, "guided_json", "at /: Invalid type: x"),
     (
         {"structured_outputs": {"json": {"items": {"type": "x"}}}},
@@ -203,7 +239,7 @@ def test_refusals_say_where(url, fields, param, message):
     answer = post(url, "chat/completions", messages=MESSAGES, **fields)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
-    assert error["param"] == param
+    assert re.fullmatch(param, error["param"])
     assert re.search(message, error["message"])
 
 

@@ -9,7 +9,12 @@ from pydantic import Field
 from girih.kernels.errors import RequestError
 from girih.serve.api.bodies import Body, Integer, Part, make_body
 from girih.serve.api.messages.blocks import as_messages
-from girih.serve.api.protocol import ChatCompletionRequest, described
+from girih.serve.api.protocol import (
+    FORM_FIELDS,
+    ChatCompletionRequest,
+    FormFields,
+    described,
+)
 
 SAME = (
     "stream",
@@ -19,6 +24,7 @@ SAME = (
     "priority",
     "cache_salt",
     "request_id",
+    *FORM_FIELDS,
 )
 PARAMS = {
     "stop": "stop_sequences",
@@ -107,7 +113,7 @@ class CountTokensRequest(Body):
         return names
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(CountTokensRequest, FormFields):
     """Body of POST /v1/messages."""
 
     unset_when_empty = ("request_id",)

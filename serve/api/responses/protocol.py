@@ -9,8 +9,10 @@ from pydantic import Field
 from girih.kernels.errors import RequestError
 from girih.serve.api.bodies import Integer, Part, make_body
 from girih.serve.api.protocol import (
+    FORM_FIELDS,
     SAMPLER_FIELDS,
     ChatCompletionRequest,
+    FormFields,
     SamplerFields,
     described,
 )
@@ -26,10 +28,10 @@ SAME = (
     "cache_salt",
     "request_id",
     "chat_template_kwargs",
-    "structured_outputs",
     "vllm_xargs",
     "parallel_tool_calls",
     *SAMPLER_FIELDS,
+    *FORM_FIELDS,
 )
 PARAMS = {
     "messages": "input",
@@ -62,10 +64,10 @@ class TextOptions(Part):
     verbosity: str | None = Field(None, description="Has no effect.")
 
 
-class ResponsesRequest(SamplerFields):
+class ResponsesRequest(SamplerFields, FormFields):
     """Body of POST /v1/responses."""
 
-    not_supported: ClassVar[tuple[str, ...]] = ("prompt", "conversation")
+    not_supported: ClassVar[tuple[str, ...]] = ("prompt", "conversation", "response_format")
     unset_when_empty = (*not_supported, "tools", "previous_response_id", "request_id")
 
     model: str | None = described("The served model; it may be left out.")
@@ -99,9 +101,9 @@ class ResponsesRequest(SamplerFields):
     vllm_xargs: dict[str, Any] | None = described("Arguments of the server's logits processors.")
     request_id: str | None = described("Id of the answer; the header x-request-id wins.")
     chat_template_kwargs: dict[str, Any] | None = described("Further names for the template.")
-    structured_outputs: dict[str, Any] | None = described("As in a chat request.")
     prompt: Any = None
     conversation: Any = None
+    response_format: Any = None
 
     @property
     def wants_logprobs(self) -> bool:
