@@ -5,6 +5,14 @@ from __future__ import annotations
 import json
 import re
 
+# Comments, texts and regular expressions, in which `<name>` is no control token, or one.
+CONTROL = re.compile(r"""//[^\n]*|"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|(<[^<>\s]+>)""")
+
+
+def control_tokens(grammar: str) -> list[str]:
+    """The control tokens that a grammar names: `<name>`, or `<[7,10-12]>` by their ids."""
+    return [match[1] for match in CONTROL.finditer(grammar) if match[1]]
+
 
 def lark_escaped(text: str) -> str:
     """Text for use inside a Lark regular expression."""

@@ -49,23 +49,32 @@ def schemas_of(structured: StructuredOutput) -> Iterator[tuple[str, Any]]:
     if structured.kind == "json_schema":
         yield "", json.loads(structured.text)
     elif structured.kind == "structural_tag":
-        for place, node in schema_contents(as_format(json.loads(structured.text))):
+        for place, node in contents(as_format(json.loads(structured.text)), "json_schema"):
             yield f"{place}/json_schema", node["json_schema"]
 
 
-def schema_contents(node: Any, place: str = "/format") -> Iterator[tuple[str, dict[str, Any]]]:
-    """The contents of type json_schema in a format, with their places."""
+def grammars_of(structured: StructuredOutput) -> Iterator[str]:
+    """The grammars that a form was given, in GBNF or Lark."""
+    if structured.kind == "grammar":
+        yield structured.text
+    elif structured.kind == "structural_tag":
+        for _, node in contents(as_format(json.loads(structured.text)), "grammar"):
+            yield str(node["grammar"])
+
+
+def contents(node: Any, kind: str, place: str = "/format") -> Iterator[tuple[str, dict[str, Any]]]:
+    """The contents of one type in a format, with their places."""
     if not isinstance(node, dict):
         return
-    if node.get("type") == "json_schema" and "json_schema" in node:
+    if node.get("type") == kind and kind in node:
         yield place, node
     for name in ("content", "elements", "tags"):
         part = node.get(name)
         if isinstance(part, list):
             for index, child in enumerate(part):
-                yield from schema_contents(child, f"{place}/{name}/{index}")
+                yield from contents(child, kind, f"{place}/{name}/{index}")
         else:
-            yield from schema_contents(part, f"{place}/{name}")
+            yield from contents(part, kind, f"{place}/{name}")
 
 
 def prepared_format(structured: StructuredOutput) -> dict[str, Any]:
@@ -77,7 +86,7 @@ def prepared_format(structured: StructuredOutput) -> dict[str, Any]:
     found = as_format(json.loads(structured.text))
     if found is None:
         raise structured.error(NO_FORMAT)
-    for _, node in schema_contents(found):
+    for _, node in contents(found, "json_schema"):
         node["json_schema"] = prepare(node["json_schema"], structured.is_closed)
     return found
 

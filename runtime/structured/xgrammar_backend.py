@@ -12,7 +12,7 @@ from girih.runtime.structured.backend import Mask, Matcher
 from girih.runtime.structured.closing import prepare
 from girih.runtime.structured.gbnf import is_gbnf
 from girih.runtime.structured.output import StructuredOutput
-from girih.runtime.structured.tag_grammar import prepared_format, schema_contents, schemas_of
+from girih.runtime.structured.tag_grammar import contents, prepared_format, schemas_of
 from girih.runtime.structured.vocabulary import Vocabulary
 from girih.runtime.structured.xgrammar_schema import fit, passed_over
 
@@ -128,9 +128,11 @@ def _format_of(structured: StructuredOutput) -> dict[str, Any]:
     if kind == "grammar":
         return {"type": "grammar", "grammar": text, "syntax": _syntax(text)}
     found = prepared_format(structured)
-    for _, node in schema_contents(found):
+    for _, node in contents(found, "json_schema"):
         fit(node["json_schema"])
         node.setdefault("max_whitespace_cnt", MAX_WHITE_SPACE)
+    for _, node in contents(found, "grammar"):
+        node.setdefault("syntax", _syntax(str(node["grammar"])))
     return found
 
 

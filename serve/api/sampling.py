@@ -50,7 +50,7 @@ def sampling_fields(
     if body.vllm_xargs:
         with renamed_params({"extra_args": "vllm_xargs"}):
             fields["extra_args"] = plain_extra_args(body.vllm_xargs)
-    fields["structured"] = structured_output(body)
+    fields["structured"] = structured_output(body, tokenizer)
     return fields
 
 

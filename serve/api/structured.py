@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 from girih.kernels.errors import RequestError
+from girih.runtime.structured.gbnf import is_gbnf
+from girih.runtime.structured.lark import control_tokens
 from girih.runtime.structured.output import StructuredOutput
+from girih.runtime.structured.tag_grammar import grammars_of
 from girih.serve.api.protocol import SamplingBody
+from girih.serve.tokenizer import Tokenizer
 
 FORMS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 SETTINGS = ("disable_any_whitespace", "disable_additional_properties", "backend")
@@ -25,12 +30,30 @@ ALONE = {
 """Fields that are one form by themselves, as other servers call them."""
 
 
-def structured_output(body: SamplingBody) -> StructuredOutput | None:
+def structured_output(body: SamplingBody, tokenizer: Tokenizer) -> StructuredOutput | None:
     """Return the form that a body asks for, None for free text.
 
     Raises:
         RequestError: more than one form, or one that is not known or damaged.
     """
+    form = _asked_form(body)
+    if form is None:
+        return None
+    for grammar in grammars_of(form):
+        for token in () if is_gbnf(grammar) else control_tokens(grammar):
+            if not _is_control_token(token, tokenizer):
+                raise form.error(f"the grammar names {token[:80]}, which is no control token here")
+    return form
+
+
+def _is_control_token(token: str, tokenizer: Tokenizer) -> bool:
+    if token.startswith("<["):
+        return all(int(n) < tokenizer.vocab_size for n in re.findall("[0-9]+", token))
+    token_id = tokenizer.token_id(token)
+    return token_id is not None and tokenizer.is_special(token_id)
+
+
+def _asked_form(body: SamplingBody) -> StructuredOutput | None:
     given = {name: getattr(body, name) for name in ("response_format", "structured_outputs")}
     given |= {name: getattr(body, name) for name in ALONE}
     asked = {name: value for name, value in given.items() if value is not None}

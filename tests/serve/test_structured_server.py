@@ -134,6 +134,7 @@ FORMS = [
         r"\[1,2\]",
     ),
     ({"structured_outputs": {"grammar": 'start: "ok"'}}, "ok"),
+    ({"grammar": 'start: "<|nope|>" /<.x>/ <|im_end|> // <|no|>'}, r"<\|nope\|><.x>"),
     ({"response_format": {"type": "text"}}, r"[\s\S]*"),
     (
         {
@@ -189,6 +190,17 @@ REFUSED = [
     ({"grammar": 'root ::= "a\\q"'}, "grammar", r"not valid GBNF: the escape \\q"),
     ({"grammar": {"type": "json"}}, "grammar", "valid string"),
     ({"grammar": 'root ::= "a"', "json_schema": {}}, "grammar|json_schema", "both set"),
+    (
+        {"guided_grammar": "start: <[9999]>"},
+        "guided_grammar",
+        "names <.9999.>, which is no",
+    ),
+    ({"guided_grammar": "start: <|nope|>"}, "guided_grammar", "names <.nope.>, which"),
+    (
+        {"structural_tag": {"format": {"type": "grammar", "grammar": "start: <|nope|>"}}},
+        "structural_tag",
+        "names <.nope.>, which",
+    ),
     ({"guided_json": {"$ref": "#"}}, "guided_json", "no finite text satisfies # -> #;"),
     ({"guided_json": {"type": "x"}}, "guided_json", "at /: Invalid type: x"),
     (
