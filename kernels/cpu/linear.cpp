@@ -24,7 +24,25 @@ constexpr int kStreamRows = 2 * kMaxRows;     // up to here panels are widened i
 constexpr long kBlockBytes = 320 * 1024;      // float32 rows of a row block: most of L2
 constexpr int kDepth = 1024;                  // k steps of a widened panel part
 constexpr long kChunkBytes = 64 * 1024;       // packed bytes that a thread takes at a time
+constexpr long kNearBytes = 2 * 1024;         // how far ahead in a panel lines are fetched
 constexpr long kWideBytes = 8 * 1024 * 1024;  // float32 rows widened at a time
+
+// What is fetched while panels are multiplied: per step of k `step` bytes of each of P streams that
+// lie `panel` bytes apart; `line` is 64, or 0 where other passes fetch the second line of a step.
+struct Next {
+  const char* from;
+  long step, panel, line;
+
+  template <int P, int Bytes>
+  GIRIH_INLINE void fetch() {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      __builtin_prefetch(from + p * panel);
+      if constexpr (Bytes > 64) __builtin_prefetch(from + p * panel + line);
+    }
+    from += step;
+  }
+};
 
 template <class T>
 struct Weights;
@@ -34,11 +52,10 @@ struct PlainWeights {
   static constexpr int kStep = 1;
   template <int M, int P>
   GIRIH_INLINE static void stream(Tile<M, 2 * P>& tile, const float* a, long a_stride, const T* b,
-                                  long panel_stride, int k, Ahead ahead) {
+                                  long panel_stride, int k, Next next) {
 #pragma GCC unroll 2
     for (int i = 0; i < k; ++i) {
-      __builtin_prefetch(ahead.from);
-      ahead.from += ahead.step;
+      next.fetch<P, kWidth * sizeof(T)>();
       vf column[2 * P];
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {
@@ -63,10 +80,9 @@ struct Weights<bf16> {
   static constexpr int kStep = 2;  // k comes in pairs; x is zero beyond an odd k
   template <int M, int P>
   GIRIH_INLINE static void stream(Tile<M, 2 * P>& tile, const float* a, long a_stride,
-                                  const bf16* b, long panel_stride, int k, Ahead ahead) {
+                                  const bf16* b, long panel_stride, int k, Next next) {
     for (int i = 0; i < k; i += 2) {
-      __builtin_prefetch(ahead.from);
-      ahead.from += 2 * ahead.step;
+      next.fetch<P, 2 * kWidth * sizeof(bf16)>();
       vf even[2 * P], odd[2 * P];
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {
@@ -120,6 +136,14 @@ struct Call {
     }
   }
 
+  // What pass `i` of `passes` over panels from p on fetches: what comes soon in these panels, or its
+  // share of the next one. (Farther ahead, lines of large panels leave a small L2 before their use.)
+  Next next_lines(int p, int i, int passes) const {
+    const long bytes = (long)depth * kWidth * sizeof(T), step = kWidth * sizeof(T) * Weights<T>::kStep;
+    if (passes == 1) return {(const char*)panel(p) + kNearBytes, step, bytes, 64};
+    const char* from = (const char*)panel(std::min(p + 1, last_panel()));
+    return {from + bytes * i / passes, step / passes, bytes, 0};
+  }
   // Where pass `i` of `passes` over panel p prefetches: its share of what comes after the panel,
   // spread over the steps of k.
   Ahead next_panel(int p, int i, int passes) const {
@@ -130,11 +154,11 @@ struct Call {
   int last_panel() const { return (args.n - 1) / kWidth; }
 
   template <int M, int P>
-  __attribute__((noinline)) void stream_panels(int row, int p, Ahead ahead) const {
+  __attribute__((noinline)) void stream_panels(int row, int p, Next next) const {
     Tile<M, 2 * P> tile;
     tile.clear();
     Weights<T>::template stream<M, P>(tile, x + row * x_stride, x_stride, panel(p),
-                                      (long)depth * kWidth, depth, ahead);
+                                      (long)depth * kWidth, depth, next);
     alignas(64) float sums[M * P * kWidth];
     tile.write(sums, P * kWidth);
     for (int i = 0; i < P; ++i) finish(sums + i * kWidth, P * kWidth, row, M, p + i);
@@ -146,8 +170,8 @@ struct Call {
     constexpr int P = std::max(1, std::min(4, kMaxRows / M));
     int p = begin;
     for (; p + P <= end; p += P)
-      stream_panels<M, P>(row, p, next_panel(p + P, pass, passes));
-    for (; p < end; ++p) stream_panels<M, 1>(row, p, next_panel(p + 1, pass, passes));
+      stream_panels<M, P>(row, p, next_lines(p, pass, passes));
+    for (; p < end; ++p) stream_panels<M, 1>(row, p, next_lines(p, pass, passes));
   }
 
   using StreamFn = void (*)(const Call&, int row, int begin, int end, int pass, int passes);
@@ -206,7 +230,7 @@ int block_rows(int depth) {
 template <class T>
 void run_stream(const Call<T>& call, int panels) {
   long panel_bytes = (long)call.depth * kWidth * sizeof(T);
-  int chunk = (int)std::clamp(kChunkBytes / panel_bytes, 1L, 64L);
+  int chunk = (int)std::clamp(kChunkBytes / panel_bytes, 4L, 64L);  // 4 panels share a pass
   int chunks = (panels + chunk - 1) / chunk;
 #pragma omp for schedule(dynamic)
   for (int c = 0; c < chunks; ++c) call.stream(c * chunk, std::min(panels, (c + 1) * chunk));
