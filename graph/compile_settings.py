@@ -14,12 +14,13 @@ MAX_STEP_TOKENS = 1 << 16
 token budget of a step may change without a recompile."""
 
 # Vector width in bits that Inductor generates for each instruction set.
-_SIMD_BITS = {"generic": 0, "avx2": 256, "avx512": 512, "avx512_bf16": 512}
+_SIMD_BITS = {"generic": 0, "avx2": 256, "avx512": 512, "avx512_bf16": 512, "amx_bf16": 512}
 _MARCH = {
     "generic": "x86-64",
     "avx2": "x86-64-v3",
     "avx512": "x86-64-v4",
     "avx512_bf16": "cooperlake",  # x86-64-v4 with AVX512-BF16
+    "amx_bf16": "cooperlake",  # only our kernels use tiles
 }
 
 

@@ -8,8 +8,10 @@ its SONAME only: no path of the building machine is in it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import hashlib
+import logging
 import os
 import shutil
 import signal
@@ -32,6 +34,8 @@ from girih.kernels.library_sources import (
 )
 from girih.kernels.target import ISAS, find_compiler
 
+log = logging.getLogger("girih.kernels")
+
 _compilers: set[subprocess.Popen[str]] = set()  # running ones
 _loaded: Path | None = None
 _loaded_bytes = b""  # SHA-256 of it; the file may have been moved since
@@ -45,8 +49,11 @@ def is_loaded() -> bool:
 def load_library(path: Path) -> None:
     """Load a built library; its kernels replace the references on the CPU. Idempotent.
 
+    Every way to multiply that the library has is tried on known answers first. Where AMX tiles
+    fail, the vector code takes their place and a warning says so.
+
     Raises:
-        CompileError: the file cannot be loaded, or another library already is.
+        CompileError: the file cannot be loaded, another library already is, or it computes wrongly.
     """
     global _loaded, _loaded_bytes
     path = Path(path).resolve()
@@ -65,7 +72,27 @@ def load_library(path: Path) -> None:
     except OSError as error:
         ops.register_references()
         raise CompileError(f"kernel library {path} cannot be loaded: {error}") from error
+    _judge(path, _self_test(path))
     _loaded, _loaded_bytes = path, _digest(path)
+
+
+def _self_test(path: Path) -> int:
+    """Have the loaded library choose how it multiplies; its code of what cannot be used."""
+    code: int = ctypes.CDLL(str(path)).girih_self_test()
+    return code
+
+
+def _judge(path: Path, code: int) -> None:
+    if code == 1:
+        log.warning(
+            "products by AMX tiles are not permitted or not right on this machine; the slower "
+            "AVX-512 code runs instead (target.isa=avx512_bf16 chooses it without this warning)"
+        )
+    elif code:
+        raise CompileError(
+            f"kernel library {path} computes wrong products on this machine; delete it and build "
+            "again, or build for fewer instructions, e.g. target.isa=generic"
+        )
 
 
 def build_library(isa: str, out_path: Path, extra_flags: tuple[str, ...] = ()) -> Path:

@@ -35,6 +35,14 @@ ISA_FLAGS = {
         "-mavx512bf16",
         "-mprefer-vector-width=512",
     ),
+    "amx_bf16": (
+        "-DGIRIH_LANES=16",
+        "-march=x86-64-v4",
+        "-mavx512bf16",
+        "-mamx-tile",
+        "-mamx-bf16",
+        "-mprefer-vector-width=512",
+    ),
 }
 # Compiled each by itself, the longest first. All other sources are one unit: reading headers takes
 # small files longer than their own code.

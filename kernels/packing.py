@@ -17,7 +17,7 @@ import torch
 from girih.kernels.errors import ConfigError
 from girih.kernels.target import ISAS
 
-PANEL_WIDTH = {"generic": 16, "avx2": 16, "avx512": 32, "avx512_bf16": 32}
+PANEL_WIDTH = {"generic": 16, "avx2": 16, "avx512": 32, "avx512_bf16": 32, "amx_bf16": 32}
 
 
 def packed_shape(n: int, k: int, dtype: torch.dtype, isa: str) -> tuple[int, int, int]:

@@ -13,14 +13,24 @@ from pathlib import Path
 
 from girih.kernels.errors import ConfigError
 
-ISAS = ("generic", "avx2", "avx512", "avx512_bf16")
+ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx_bf16")
 """Known instruction sets; on x86-64 each contains those before it."""
 
-# /proc/cpuinfo flags that the code of an instruction set may use (x86-64-v3, v4, v4 + bf16).
+PRODUCTS = {
+    "generic": "bfloat16 widened to float32, SSE2",
+    "avx2": "bfloat16 widened to float32, AVX2",
+    "avx512": "bfloat16 widened to float32, AVX-512",
+    "avx512_bf16": "bfloat16 widened to float32, AVX-512",
+    "amx_bf16": "bfloat16 by AMX tiles",
+}
+"""How the kernels multiply bfloat16, the dtype of most models."""
+
+# /proc/cpuinfo flags that the code of an instruction set may use (x86-64-v3, v4, + bf16, + AMX).
 _NEEDS = {
     "avx2": {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"},
     "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
     "avx512_bf16": {"avx512_bf16"},
+    "amx_bf16": {"amx_tile", "amx_bf16"},
 }
 
 

@@ -62,7 +62,7 @@ class TargetConfig:
 
     Attributes:
         device: "cpu", or "cuda" to prepare a bundle for a machine with a GPU.
-        isa: "auto" detects; else "avx2", "avx512" or "avx512_bf16".
+        isa: "auto" detects; else "generic", "avx2", "avx512", "avx512_bf16" or "amx_bf16".
         threads: compute threads; 0 takes torch's default (physical cores).
         arch: GPU architecture, e.g. "sm_90"; "auto" asks the GPU of this machine.
     """

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from girih import __version__
 from girih.graph.cache_dir import cache_dir
-from girih.kernels.target import find_compiler, resolve_target
+from girih.kernels.target import PRODUCTS, find_compiler, resolve_target
 
 PACKAGES = (
     "torch",
@@ -75,7 +75,7 @@ def _machine() -> Iterator[tuple[str, str]]:
     target = resolve_target()
     yield "cores", f"{os.cpu_count()}, {usable} usable, {target.threads} compute threads"
     yield "memory", _memory()
-    yield "instructions", target.isa
+    yield "instructions", f"{target.isa}: {PRODUCTS[target.isa]}"
     compiler = find_compiler()
     yield "compiler", _output(compiler, "--version") or f"{compiler} is not installed"
     accelerators = _output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")

@@ -30,6 +30,15 @@ struct LinearArgs {
 
 void packed_linear(DType dtype, const LinearArgs& args);
 
+// What multiplies bfloat16 in this process; a row's bits are the same for any number of rows, but
+// differ between the two. Set by girih_self_test (self_test.cpp), `vectors` before.
+enum class Products { vectors, amx };
+extern Products bf16_products;
+
+// Whether this build has code for AMX tiles and this processor and its system let us run it.
+bool amx_permitted();
+void amx_linear(const LinearArgs& args);
+
 struct AttentionArgs {
   const void *q, *k, *v;  // [tokens, heads, dim]: strides below, last one is 1
   void *key_cache, *value_cache;

@@ -1,4 +1,4 @@
-// y = x W^T + b with W packed in column panels.
+// y = x W^T + b with W packed in column panels (bfloat16 by AMX tiles: amx_linear.cpp).
 //
 //   few rows    every panel is streamed once from memory and widened in registers
 //   many rows   (row block x panel group) items; a panel is widened once into the thread's
@@ -296,8 +296,12 @@ void run(const LinearArgs& args) {
 
 }  // namespace
 
+Products bf16_products = Products::vectors;
+
 void packed_linear(DType dtype, const LinearArgs& args) {
-  if (dtype == DType::bfloat16)
+  if (dtype == DType::bfloat16 && bf16_products == Products::amx)
+    amx_linear(args);
+  else if (dtype == DType::bfloat16)
     run<bf16>(args);
   else if (dtype == DType::float16)
     run<f16>(args);

@@ -1,7 +1,7 @@
 """The C++ library of the kernel tests (`support_library`), and their tolerances.
 
-GIRIH_TEST_LANES=16 builds the 16-lane code for this machine (lowered to AVX2 where needed); a test
-runs the op tests that way in a process of its own.
+GIRIH_TEST_ISA=avx512 builds for that instruction set, as 16-lane code lowered to AVX2 where this
+machine lacks it; a test runs the op tests that way in a process of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from support_library import build_cached
 
 from girih.kernels import library
-from girih.kernels.target import detect_isa
+from girih.kernels.target import detect_isa, why_not_runnable
 
 LANES_16 = ("-UGIRIH_LANES", "-DGIRIH_LANES=16")
 
@@ -29,12 +29,11 @@ class Built:
 @pytest.fixture(scope="session")
 def built() -> Built:
     """Build and load the library for this machine; the ops are C++ from here on."""
-    isa = detect_isa()
-    if os.environ.get("GIRIH_TEST_LANES") == "16":
-        path = build_cached("lanes16", isa, LANES_16)
-        isa = "avx512"
+    isa = os.environ.get("GIRIH_TEST_ISA", detect_isa())
+    if why_not_runnable(isa):
+        path = build_cached("lanes16", detect_isa(), LANES_16)
     else:
-        path = build_cached("native", isa)
+        path = build_cached(isa, isa)
     library.load_library(path)
     return Built(path, isa)
 

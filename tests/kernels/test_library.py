@@ -1,4 +1,4 @@
-"""Building and loading: other instruction sets, 16 lanes, no compiler, damaged files."""
+"""Building and loading: other instruction sets, self-test, no compiler, damaged files."""
 
 import os
 import subprocess
@@ -10,6 +10,7 @@ import torch
 
 from girih.kernels import library, library_sources
 from girih.kernels.errors import CompileError, ConfigError
+from girih.kernels.target import detect_isa
 
 HERE = Path(__file__).parent
 
@@ -18,7 +19,7 @@ KERNELS = [path for path in library_sources.sources("*.cpp") if path.name != "bi
 
 
 @pytest.mark.parametrize(
-    "isa", ["generic", pytest.param("avx512", marks=pytest.mark.slow), "avx512_bf16"]
+    "isa", ["generic", pytest.param("avx512", marks=pytest.mark.slow), "amx_bf16"]
 )
 def test_kernels_compile_for(isa, tmp_path):
     """The binding is the same for all, so it is left out; this machine need not run the code."""
@@ -29,14 +30,17 @@ def test_kernels_compile_for(isa, tmp_path):
 
 
 @pytest.mark.slow
-def test_sixteen_lanes_compute_the_same():
-    """The op tests once more, in a process whose library has 16-lane code."""
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+def test_lesser_instruction_sets_compute_the_same(isa):
+    """The op tests once more, in a process whose library is not the best for this machine."""
+    if isa == detect_isa():
+        pytest.skip("the other tests of this folder run it")
     result = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"),
             *(str(HERE / "test_ops.py"), str(HERE / "test_packing.py")),
         ],
-        env={**os.environ, "GIRIH_TEST_LANES": "16"},
+        env={**os.environ, "GIRIH_TEST_ISA": isa},
         cwd=HERE.parent.parent,
         capture_output=True,
         text=True,
@@ -44,6 +48,42 @@ def test_sixteen_lanes_compute_the_same():
     )
     assert result.returncode == 0, result.stdout[-3000:]
     assert " passed" in result.stdout
+
+
+# The system does not permit tiles while a thread's stack for signals is too small for them.
+WITHOUT_TILES = """
+import ctypes, logging, sys
+from pathlib import Path
+import torch
+from girih.kernels import library, packing, reference
+logging.basicConfig(format="%(levelname)s %(message)s")
+class Stack(ctypes.Structure):
+    _fields_ = [("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+memory = ctypes.create_string_buffer(4096)
+stack = Stack(ctypes.addressof(memory), 0, 4096)
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None) == 0
+library.load_library(Path(sys.argv[1]))
+library.load_library(Path(sys.argv[1]))
+packed = torch.zeros(packing.packed_shape(40, 75, torch.bfloat16, "amx_bf16"), dtype=torch.bfloat16)
+torch.ops.girih.pack_linear_(packed, torch.eye(40, 75).bfloat16(), 0)
+x = torch.randn(20, 75).bfloat16()
+assert torch.equal(torch.ops.girih.packed_linear(x, packed, None, 40), x[:, :40])
+"""
+
+
+@pytest.mark.skipif(detect_isa() != "amx_bf16", reason="needs a processor with AMX")
+def test_vectors_serve_where_tiles_are_not_permitted(built):
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TILES, str(built.path)], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("WARNING products by AMX tiles are not permitted") == 1
+
+
+def test_a_library_that_multiplies_wrongly_is_refused(built, tmp_path):
+    assert library._self_test(built.path) == 0
+    with pytest.raises(CompileError, match=r"kernels\.so computes wrong products.*target\.isa"):
+        library._judge(tmp_path / "kernels.so", 2)
 
 
 def test_load_is_idempotent_and_exclusive(built, tmp_path):

@@ -20,14 +20,16 @@ V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
         (V4 - {"avx512vl"}, "avx2"),
         (V4 | {"avx512_bf16"}, "avx512_bf16"),
         (V3 | {"avx512_bf16"}, "avx2"),
+        (V4 | {"avx512_bf16", "amx_tile", "amx_bf16"}, "amx_bf16"),
+        (V4 | {"amx_tile", "amx_bf16"}, "avx512"),
     ],
 )
 def test_detection(monkeypatch, flags, isa):
     monkeypatch.setattr(target, "_cpu_flags", lambda: flags)
     assert target.detect_isa() == isa
     assert target.why_not_runnable("generic") is None and target.why_not_runnable(isa) is None
-    if isa != "avx512_bf16":
-        assert repr(isa) in str(target.why_not_runnable("avx512_bf16"))
+    if isa != "amx_bf16":
+        assert repr(isa) in str(target.why_not_runnable("amx_bf16"))
 
 
 def test_resolved_values(monkeypatch):

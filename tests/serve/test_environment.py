@@ -5,6 +5,7 @@ import json
 import pytest
 
 from girih import __version__
+from girih.kernels.target import PRODUCTS
 from girih.serve import cli, environment
 from girih.serve.environment import readable_bytes, size_of
 
@@ -21,7 +22,8 @@ def test_the_report_names_versions_machine_and_models(capsys, monkeypatch, tmp_p
     report = json.loads(capsys.readouterr().out)
     assert report["girih"]["girih"].startswith(__version__)
     assert report["girih"]["torch"]
-    assert report["machine"]["instructions"] in ("generic", "avx2", "avx512", "avx512_bf16")
+    isa, _, products = report["machine"]["instructions"].partition(": ")
+    assert products == PRODUCTS[isa]
     assert report["cache"]["models"] == "1 entry, 2.0 KiB"
     assert report["models"] == {"tiny-1": "2.0 KiB"}
     assert report["variables"]["OMP_NUM_THREADS"] == "3"

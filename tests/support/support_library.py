@@ -30,6 +30,6 @@ def share_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have bundles made in this process take that library instead of building one each (15 s)."""
 
     def copy(isa: str, path: Path) -> Path:
-        return Path(shutil.copyfile(build_cached("native", isa), path))
+        return Path(shutil.copyfile(build_cached(isa, isa), path))
 
     monkeypatch.setattr(build, "build_library", copy)

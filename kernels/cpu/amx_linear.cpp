@@ -1,0 +1,174 @@
+// y = x W^T + b of bfloat16 by AMX tiles, for any number of rows.
+//
+//   x       copied into tiles once per call: [row tile][step of k][rows][64 bytes], zeros beyond K
+//   item    (block of rows that stays in L2) x (range of panels); within it every panel meets all
+//           rows of the block, and the next panel is fetched meanwhile
+#include "amx.h"
+
+#ifdef GIRIH_AMX
+#include <omp.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "kernels.h"
+#include "scratch.h"
+
+namespace girih {
+namespace amx {
+namespace {
+
+constexpr int kWidth = 32;                      // columns of a panel
+constexpr long kBlockBytes = 1024 * 1024;       // rows of x that stay in L2
+constexpr long kRoundBytes = 16 * 1024 * 1024;  // rows of x that are copied at a time
+constexpr long kDistance = 16 * 1024;           // how far ahead a stream of panels is fetched
+
+thread_local Scratch shared_rows;  // of the calling thread
+
+struct AmxCall {
+  const LinearArgs& args;
+  const char* x;  // rows in tiles
+  int first, rows, height;  // first row and rows of this round; height of its tiles
+  int depth, steps;  // k rounded up to pairs; steps of 32
+
+  long tile_bytes() const { return (long)steps * height * 64; }
+  long panel_bytes() const { return (long)depth * kWidth * 2; }
+  const char* panel(int p) const { return (const char*)args.packed + p * panel_bytes(); }
+
+  void copy_tile(char* to, int tile) const {
+    const int count = std::min(height, rows - tile * height);
+    const int whole = args.k / kAmxDepth, rest = args.k % kAmxDepth;
+    to += tile * tile_bytes();
+    if (count < height || rest) std::memset(to, 0, tile_bytes());
+    for (int r = 0; r < count; ++r) {
+      const bf16* from = (const bf16*)args.x + (first + tile * height + r) * args.x_stride;
+      char* row = to + r * 64;
+      for (int s = 0; s < whole; ++s) std::memcpy(row + (long)s * height * 64, from + s * kAmxDepth, 64);
+      if (rest) std::memcpy(row + (long)whole * height * 64, from + whole * kAmxDepth, 2 * rest);
+    }
+  }
+
+  // Rows [row, row + 32) x panel p, `last` its k beyond the last whole step.
+  template <bool Lower>
+  void product(int row, int p, const char* last, AmxAhead ahead) const {
+    const char* upper = x + row / height * tile_bytes();
+    const char* lower = upper + tile_bytes();
+    const char* columns = panel(p);
+    const long row_step = height * 64;
+    const int whole = args.k / kAmxDepth;
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (Lower) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+    amx_steps<Lower>(upper, lower, row_step, columns, whole, ahead);
+    if (steps > whole)
+      amx_steps<Lower>(upper + whole * row_step, lower + whole * row_step, row_step, last, 1, ahead);
+    alignas(64) AmxSums sums;
+    _tile_stored(0, sums[0][0], 64);
+    _tile_stored(1, sums[0][1], 64);
+    if constexpr (Lower) {
+      _tile_stored(2, sums[1][0], 64);
+      _tile_stored(3, sums[1][1], 64);
+    }
+    finish(sums[0], row, std::min(height, rows - row), p);
+    if constexpr (Lower) finish(sums[1], row + height, std::min(height, rows - row - height), p);
+  }
+
+  // The sums of a tile's rows, with the bias, to the output.
+  void finish(const float (&sums)[2][kAmxRows * kAmxRows], int row, int count, int p) const {
+    const int column = p * kWidth, columns = std::min(kWidth, args.n - column);
+    alignas(64) bf16 bias[kWidth] = {};
+    if (args.bias) std::memcpy(bias, (const bf16*)args.bias + column, 2 * columns);
+    const vf left = load(bias), right = load(bias + kLanes);
+    bf16* to = (bf16*)args.out + (first + row) * args.out_stride + column;
+    for (int r = 0; r < count; ++r, to += args.out_stride) {
+      __m512bh both = _mm512_cvtne2ps_pbh((__m512)(load(sums[1] + r * kLanes) + right),
+                                          (__m512)(load(sums[0] + r * kLanes) + left));
+      if (columns == kWidth)
+        std::memcpy(to, &both, 64);
+      else
+        std::memcpy(to, &both, 2 * columns);
+    }
+  }
+
+  // Rows [begin, end) of the round x panels [from, to).
+  void block(int begin, int end, int from, int to) const {
+    const int passes = (end - begin + 2 * height - 1) / (2 * height);
+    const int whole = args.k / kAmxDepth;
+    alignas(64) char last[kAmxStepBytes] = {};
+    for (int p = from; p < to; ++p) {
+      if (steps > whole)
+        std::memcpy(last, panel(p) + whole * kAmxStepBytes, panel_bytes() - whole * kAmxStepBytes);
+      // Few rows read the panels as one stream; many find the next one there when they come to it.
+      const long share = kAmxStepBytes / passes;
+      for (int pass = 0; pass < passes; ++pass) {
+        const char* next = panel(p) + (passes == 1 ? kDistance : panel_bytes()) + pass * share;
+        AmxAhead ahead{next, (int)((share + 63) / 64), kAmxStepBytes};
+        const int row = begin + pass * 2 * height;
+        if (rows - row > height)
+          product<true>(row, p, last, ahead);
+        else
+          product<false>(row, p, last, ahead);
+      }
+    }
+  }
+};
+
+void run_round(const LinearArgs& args, int first, int rows) {
+  const int depth = round_up(args.k, 2), steps = (args.k + kAmxDepth - 1) / kAmxDepth;
+  AmxCall call{args, nullptr, first, rows, std::min(rows, kAmxRows), depth, steps};
+  const int tiles = (rows + call.height - 1) / call.height;
+  char* copy = (char*)shared_rows.floats(tiles * call.tile_bytes() / 4);
+  call.x = copy;
+  const int panels = (args.n + kWidth - 1) / kWidth;
+  const bool few = (long)rows * args.k <= 16 * 1024;
+  const bool alone = (long)panels * depth * rows < 2 * 1024;
+  if (few)
+    for (int tile = 0; tile < tiles; ++tile) call.copy_tile(copy, tile);
+#pragma omp parallel if (!alone)
+  {
+    if (!few) {
+#pragma omp for schedule(static)
+      for (int tile = 0; tile < tiles; ++tile) call.copy_tile(copy, tile);
+    }
+    const int fit = std::max(1L, kBlockBytes / (2 * call.tile_bytes())) * 2 * kAmxRows;
+    const int blocks = (rows + fit - 1) / fit, threads = omp_get_num_threads();
+    const int size = round_up((rows + blocks - 1) / blocks, 2 * kAmxRows);
+    const int wanted = threads == 1 ? 1 : std::max(1, 4 * threads / blocks);
+    const int group = std::max(1, panels / wanted), groups = (panels + group - 1) / group;
+    AmxTiles shapes(call.height);
+#pragma omp for schedule(dynamic)
+    for (int item = 0; item < blocks * groups; ++item) {
+      int begin = item / groups * size, from = item % groups * group;
+      call.block(begin, std::min(rows, begin + size), from, std::min(panels, from + group));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace amx
+
+bool amx_permitted() {
+  constexpr int kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return __builtin_cpu_supports("amx-bf16") && syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+}
+
+void amx_linear(const LinearArgs& args) {
+  const int most = (int)std::clamp(amx::kRoundBytes / (2L * args.k) / 32 * 32, 64L, 1L << 20);
+  for (int first = 0; first < args.tokens; first += most)
+    amx::run_round(args, first, std::min(most, args.tokens - first));
+}
+
+}  // namespace girih
+
+#else
+#include "kernels.h"
+
+namespace girih {
+bool amx_permitted() { return false; }
+void amx_linear(const LinearArgs&) {}
+}  // namespace girih
+#endif
