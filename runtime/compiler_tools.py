@@ -6,6 +6,8 @@ import dataclasses
 import tempfile
 from pathlib import Path
 
+import torch
+
 from girih.graph.bundle import open_bundle
 from girih.graph.bundle_files import BundleKey, read_key
 from girih.graph.graph_file import read_graph
@@ -92,7 +94,7 @@ def _costs(
         bundle = open_bundle(path)
         load_library(bundle.library)
         compiled = {k: load_tile(bundle.package(k)) for k in program.tiles}
-        limits = measure_peaks(bundle.library)
+        limits = measure_peaks(bundle.library, getattr(torch, dict(key.entries)["model.dtype"]))
         peaks = (limits.gflops, limits.gbytes)
     costs = {
         tile.key: [tile_cost(tile.graph, tokens, compiled.get(tile.key)) for tokens in SIZES]

@@ -154,9 +154,9 @@ def _tiles(data: PageData) -> str:
     limits = "No compiled code in the cache: run <code>girih compile</code> first to see times."
     if data.peaks:
         limits = (
-            f"Limits measured here, all threads: {data.peaks[0]:.0f} GFLOP/s (float32 "
-            f"multiply-add), {data.peaks[1]:.1f} GB/s (reading memory). A tile that is called over "
-            "and over may read its weights from a cache, faster than memory."
+            f"Limits measured here, all threads: {data.peaks[0]:.0f} GFLOP/s (products "
+            f"in the model's dtype), {data.peaks[1]:.1f} GB/s (reading memory). A tile that is "
+            "called over and over may read its weights from a cache, faster than memory."
         )
     return f'<table>{head}{"".join(rows)}</table><p class="muted">{limits}</p>'
 
