@@ -13,6 +13,7 @@ A directory under its final name is complete, so finding it needs neither networ
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,8 @@ class BuiltinModel:
         num_bytes: size of the GGUF.
         dtype: precision of the converted weights.
         license: shown when the model is fetched.
+        sampling: (name, value) that make it read well, for its generation_config.json; the file
+            that travels has none.
     """
 
     name: str
@@ -51,6 +54,13 @@ class BuiltinModel:
     num_bytes: int
     dtype: str
     license: str
+    sampling: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def key(self) -> str:
+        """What its directory depends on, in eight letters."""
+        parts = [self.sha256, self.dtype, CONVERSION, *(str(pair) for pair in self.sampling)]
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:8]
 
 
 BUILTIN_MODELS = {
@@ -64,6 +74,8 @@ BUILTIN_MODELS = {
             num_bytes=98362432,
             dtype="bfloat16",
             license="Apache-2.0",
+            # Four-bit weights: of 45 answers 10 went round in circles without the penalty.
+            sampling=(("temperature", 0.2), ("top_p", 0.9), ("repetition_penalty", 1.1)),
         ),
         BuiltinModel(
             name="gemma3_270m",
@@ -73,6 +85,12 @@ BUILTIN_MODELS = {
             num_bytes=253113024,
             dtype="bfloat16",
             license="Gemma Terms of Use (ai.google.dev/gemma/terms)",
+            sampling=(
+                ("temperature", 0.3),
+                ("top_k", 64),
+                ("top_p", 0.95),
+                ("repetition_penalty", 1.1),
+            ),
         ),
     )
 }
@@ -124,9 +142,7 @@ def builtin_path(name: str) -> Path:
     """Where a built-in model is kept, fetched or not."""
     if name in BUILTIN_DIRECTORIES:
         return cache_dir() / "models" / f"{name}-{BUILTIN_DIRECTORIES[name].sha256[:8]}"
-    model = BUILTIN_MODELS[name]
-    key = hashlib.sha256(f"{model.sha256} {model.dtype} {CONVERSION}".encode()).hexdigest()[:8]
-    return cache_dir() / "models" / f"{name}-{key}"
+    return cache_dir() / "models" / f"{name}-{BUILTIN_MODELS[name].key}"
 
 
 def download_bytes(name: str) -> int:
@@ -230,6 +246,10 @@ def _convert(model: BuiltinModel, gguf: Path, target: Path, progress: Progress) 
     from girih.graph.gguf_convert import convert_gguf
 
     convert_gguf(gguf, target, model.dtype, progress)
+    if model.sampling:
+        file = target / "generation_config.json"
+        content = {**json.loads(file.read_text()), "do_sample": True, **dict(model.sampling)}
+        file.write_text(json.dumps(content, indent=2))
 
 
 def download_gguf(model: BuiltinModel, work: Path, progress: Progress) -> Path:

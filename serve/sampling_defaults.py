@@ -46,6 +46,12 @@ class SamplingDefaults:
         self.values = {**OPENAI_DEFAULTS, **known, **own}
         self.max_tokens = server.max_tokens
 
+    def as_text(self) -> str:
+        """What differs from OpenAI's defaults, for people; "" when nothing does."""
+        values = {**self.values, "max_tokens": self.max_tokens}
+        unusual = {n: v for n, v in values.items() if v is not None and v != OPENAI_DEFAULTS.get(n)}
+        return ", ".join(f"{name} {value}" for name, value in unusual.items())
+
     def build(self, fields: dict[str, Any], max_tokens: int | None) -> SamplingParams:
         """Return the parameters of a request; `fields` that are None count as not given.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -33,6 +34,8 @@ from girih.serve.config import SamplingConfig, ServeConfig
 from girih.serve.engine_start import EngineStart, StartedEngine
 from girih.serve.port import check_certificate, open_port
 from girih.serve.sampling_defaults import SamplingDefaults, read_generation_config
+
+logger = logging.getLogger(__name__)
 
 DEATH_NOTICE_SECONDS = 2.0  # a dead engine's server stays up so long, for probes to see why
 LAST_WORDS_SECONDS = 2  # for responses that just ended to leave
@@ -169,6 +172,8 @@ class GirihServer:
             model_names=self._config.model_names,
         )
         self.state.set_ready(served)
+        if facts.task == "generate" and served.defaults.as_text():
+            logger.info("requests that say nothing else take %s", served.defaults.as_text())
         self._announce(self._ready_line(served))
 
     def _ready_line(self, served: Served) -> str:

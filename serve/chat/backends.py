@@ -77,10 +77,11 @@ class LocalBackend:
 
     def __init__(self, llm: LLM) -> None:
         require_task(llm.handle.facts, ("generate",))
-        self.title = f"{llm.handle.name} in this process"
         self.continues = not llm.tokenizer.chat_templates
         self._llm = llm
         self._model_values = read_generation_config(llm.handle.model_path)
+        sampling = SamplingDefaults(self._model_values).as_text()
+        self.title = f"{llm.handle.name} in this process{sampling and f' ({sampling})'}"
 
     def answer(self, messages: list[Message], settings: Settings) -> Iterator[Piece]:
         """Yield the answer."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from girih.conf.compose import compose_config, to_record
 from girih.kernels.errors import ConfigError
 from girih.runtime.sampling_params import SamplingParams
+from girih.serve.cli_preflight import engine_of
 from girih.serve.commands import Options
 from girih.serve.config import BenchConfig
-from girih.serve.preflight import engine_of
 from girih.serve.progress import ProgressDisplay
 
 if TYPE_CHECKING:

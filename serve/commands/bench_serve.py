@@ -18,8 +18,8 @@ from girih.serve.bench.load import Measurement, run_load
 from girih.serve.bench.metrics import summarize
 from girih.serve.bench.plots import require_matplotlib, write_plots
 from girih.serve.bench.report import as_table, write_json, write_records
+from girih.serve.cli_preflight import make_folder, require_writable
 from girih.serve.commands import Options
-from girih.serve.preflight import make_folder, require_writable
 from girih.serve.progress import LoadBar
 
 

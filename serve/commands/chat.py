@@ -14,9 +14,9 @@ from girih.serve.chat.session import ChatSession
 from girih.serve.chat.settings import Settings
 from girih.serve.chat.terminal import talk
 from girih.serve.chat.view import View
+from girih.serve.cli_preflight import engine_of
 from girih.serve.commands import Options
 from girih.serve.config import SamplingConfig
-from girih.serve.preflight import engine_of
 from girih.serve.progress import ProgressDisplay
 from girih.serve.sampling_defaults import SamplingDefaults
 

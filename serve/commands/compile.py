@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from girih.conf.compose import compose_config
+from girih.serve.cli_preflight import engine_of
 from girih.serve.commands import Options
-from girih.serve.preflight import engine_of
 from girih.serve.progress import ProgressDisplay
 
 

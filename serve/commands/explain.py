@@ -6,8 +6,8 @@ from pathlib import Path
 
 from girih.conf.compose import compose_config
 from girih.runtime.config import EngineConfig
+from girih.serve.cli_preflight import engine_of, require_writable
 from girih.serve.commands import Options
-from girih.serve.preflight import engine_of, require_writable
 from girih.serve.progress import ProgressDisplay
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from girih.conf.compose import compose_config, to_record
 from girih.kernels.errors import ConfigError, RequestError
 from girih.runtime.sampling_params import SamplingParams
+from girih.serve.cli_preflight import engine_of
 from girih.serve.commands import Options
 from girih.serve.config import SamplingConfig
-from girih.serve.preflight import engine_of
 from girih.serve.progress import ProgressDisplay
 from girih.serve.prompts import Prompt
 from girih.serve.sampling_defaults import SamplingDefaults, read_generation_config

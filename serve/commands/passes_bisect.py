@@ -8,8 +8,8 @@ import sys
 from girih.conf.compose import compose_config
 from girih.kernels.errors import ConfigError, PassError
 from girih.runtime.config import EngineConfig
+from girih.serve.cli_preflight import engine_of
 from girih.serve.commands import Options
-from girih.serve.preflight import engine_of
 from girih.serve.progress import ProgressDisplay
 
 PLACE = "{opt}"

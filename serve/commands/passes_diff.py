@@ -8,8 +8,8 @@ from pathlib import Path
 from girih.conf.compose import compose_config
 from girih.conf.files import load_opt_level
 from girih.kernels.errors import ConfigError
+from girih.serve.cli_preflight import engine_of, require_readable
 from girih.serve.commands import Options
-from girih.serve.preflight import engine_of, require_readable
 from girih.serve.progress import ProgressDisplay
 
 

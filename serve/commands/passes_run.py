@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from girih.conf.compose import compose_config
+from girih.serve.cli_preflight import engine_of, require_readable
 from girih.serve.commands import Options
-from girih.serve.preflight import engine_of, require_readable
 from girih.serve.progress import ProgressDisplay
 
 

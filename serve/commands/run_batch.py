@@ -15,9 +15,9 @@ from girih.conf.compose import compose_config, to_record
 from girih.kernels.errors import ConfigError
 from girih.serve.batch.lines import BatchOutput, read_lines
 from girih.serve.batch.run import BatchCounts, BatchRun
+from girih.serve.cli_preflight import engine_of
 from girih.serve.commands import Options
 from girih.serve.config import SamplingConfig
-from girih.serve.preflight import engine_of
 from girih.serve.progress import ProgressDisplay, finished_bar
 
 TIMEOUT_SECONDS = 3600.0  # one answer may wait for many others

@@ -11,9 +11,9 @@ def run(words: list[str], options: Options) -> int:
     with core_ahead() as ahead:
         # Imported beside the core's imports; Hydra alone takes half a second.
         from girih.conf.compose import compose_config, to_record
+        from girih.serve.cli_preflight import engine_of
         from girih.serve.config import SamplingConfig, ServeConfig
         from girih.serve.launch_server import launch
-        from girih.serve.preflight import engine_of
 
         config = compose_config("serve", words)
         serve = to_record(ServeConfig, config["serve"])

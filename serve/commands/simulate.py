@@ -14,8 +14,8 @@ from girih.runtime.config import CacheConfig, SchedulerConfig
 from girih.serve.bench.config import DatasetConfig, LoadConfig, ReportConfig, SloConfig
 from girih.serve.bench.records import RequestRecord
 from girih.serve.bench.report import as_table, write_json
+from girih.serve.cli_preflight import require_writable
 from girih.serve.commands import Options
-from girih.serve.preflight import require_writable
 from girih.serve.progress import LoadBar
 from girih.serve.twin.config import SimulateConfig
 from girih.serve.twin.cost import FitError, load_cost

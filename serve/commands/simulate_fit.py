@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from girih.conf.compose import compose_config
 from girih.kernels.errors import ConfigError
+from girih.serve.cli_preflight import require_writable
 from girih.serve.commands import Options
-from girih.serve.preflight import require_writable
 from girih.serve.twin.cost import StepCost
 from girih.serve.twin.fit import fit_cost, read_trace
 

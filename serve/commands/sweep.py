@@ -19,8 +19,8 @@ from girih.serve.bench.sweep import (
     write_plot,
     write_rows,
 )
+from girih.serve.cli_preflight import engine_of, make_folder
 from girih.serve.commands import Options
-from girih.serve.preflight import engine_of, make_folder
 
 
 def run(words: list[str], options: Options) -> int:

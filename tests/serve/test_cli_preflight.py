@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from girih.kernels.errors import ConfigError
-from girih.serve.preflight import make_folder, require_readable, require_writable
+from girih.serve.cli_preflight import make_folder, require_readable, require_writable
 
 NO_MODEL = [
     "model=/none/such",
