@@ -35,15 +35,16 @@ class Adaptations:
 
     Args:
         model: the model to be traced, on the meta device.
+        longest: tokens of the longest sequence; None for what the model allows.
 
     Attributes:
         applied: names of the adapted classes, sorted.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, longest: int | None = None) -> None:
         self._model = model
         self._replaced: list[Replaced] = []
-        self._rotary = PinnedRotary(model)
+        self._rotary = PinnedRotary(model, longest)
         found = {type(part).__name__: type(part) for part in model.modules()}
         self._classes = {name: found[name] for name in METHODS if name in found}
         self.applied = sorted(self._classes)
@@ -65,6 +66,7 @@ class Adaptations:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._rotary.restore()
         for owner, method, original in self._replaced:
             setattr(owner, method, original)
         self._replaced.clear()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from girih.graph.progress import Progress, no_progress
+from girih.graph.rotary_facts import RotaryFacts, read_rotary
 from girih.graph.sources import ModelFiles, read_json, resolve_source, whole_number
 from girih.graph.task import POSITIONS_BEHIND_PADDING, Pooling, choose_task, read_pooling
 from girih.kernels.errors import ConfigError, SourceError
@@ -37,6 +38,8 @@ class ModelSpec:
         dtype: compute and weight dtype, e.g. "bfloat16".
         task: "generate", "embed" or "classify".
         pooling: what becomes of the hidden states; None for "generate".
+        longest: tokens of the longest sequence that will be served, where that decides what is
+            computed; None for what the configuration allows.
     """
 
     files: ModelFiles
@@ -45,6 +48,7 @@ class ModelSpec:
     dtype: str
     task: str = "generate"
     pooling: Pooling | None = None
+    longest: int | None = None
 
     @property
     def name(self) -> str:
@@ -98,9 +102,15 @@ class ModelSpec:
             SourceError: a limit is no whole number.
         """
         picked = [self._number(name) for name in ("index_topk", "indexer_budget")]
-        return min(
-            (number for number in (self._configured_length, *picked) if number), default=None
-        )
+        configured = self._configured_length
+        if configured is not None:  # yarn may have been added to it by hand
+            configured = max(configured, self.rotary.reach or 0)
+        return min((number for number in (configured, *picked) if number), default=None)
+
+    @property
+    def rotary(self) -> RotaryFacts:
+        """What the configuration says of the rotary embedding."""
+        return read_rotary(self.text_config)
 
     @property
     def usual_length(self) -> int:
@@ -170,11 +180,19 @@ class ModelSpec:
         """A whole number of the language model's configuration; None where it has none."""
         return whole_number(self.text_config, key, self._config_file)
 
+    @property
+    def has_short_factors(self) -> bool:
+        """Whether "longrope" has its short factors: no longer sequence will be served."""
+        short = self.rotary.short_length
+        return short is not None and self.longest is not None and self.longest <= short
+
     def key_entries(self) -> list[tuple[str, str]]:
         """What of the spec decides the compiled code, as (name, value) pairs."""
         entries = [("dtype", self.dtype)]
         if self.task != "generate":
             entries += [("task", self.task), ("pools_mean", str(self.pools_mean))]
+        if self.rotary.short_length is not None:
+            entries.append(("rotary_factors", "short" if self.has_short_factors else "long"))
         for name in sorted(self.config):
             if name not in PROVENANCE_KEYS:
                 value = json.dumps(self.config[name], sort_keys=True)
@@ -211,6 +229,7 @@ def load_spec(
     progress: Progress = no_progress,
     task: str = "auto",
     pooling: str = "auto",
+    longest: int | None = None,
 ) -> ModelSpec:
     """Read what a model is.
 
@@ -220,6 +239,7 @@ def load_spec(
         progress: observer of downloads and conversions.
         task: "auto" goes by the model's head, else one of `TASKS`.
         pooling: "auto" goes by the model's files, else one of `POOLINGS`.
+        longest: as in `ModelSpec`.
 
     Raises:
         SourceError: the source is missing or unreadable.
@@ -234,7 +254,7 @@ def load_spec(
     generation_path = files.path / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}
     resolved = files.dtype if dtype == "auto" else dtype
-    spec = ModelSpec(files=files, config=config, generation=generation, dtype=resolved)
+    spec = ModelSpec(files, config, generation, resolved, longest=longest)
     chosen = choose_task(spec.architecture, files.path, task)
     if chosen == "generate":
         if pooling != "auto":

@@ -144,7 +144,7 @@ def trace(spec: ModelSpec, progress: Progress = no_progress) -> Traced:
     progress(ProgressEvent("trace", 0, None, f"import {spec.architecture}"))
     model = build_on_meta(spec)
     progress(ProgressEvent("trace", 0, None, spec.architecture))
-    with Adaptations(model) as adaptations, _quiet():
+    with Adaptations(model, spec.longest) as adaptations, _quiet():
         exported = _captured(model, spec, adaptations.first_position())
     graph, weights, written = _with_named_weights(exported, model, spec)
     _on_one_device(graph)

@@ -72,6 +72,7 @@ DECIDING = (
     "graph/program.py",
     "graph/recurrent_functions.py",
     "graph/rotary.py",
+    "graph/rotary_facts.py",
     "graph/spec.py",
     "graph/stamp.py",
     "graph/task.py",

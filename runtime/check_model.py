@@ -103,7 +103,7 @@ def random_model(auto: Any, settings: Any, seed: int = 0) -> torch.nn.Module:
 
 def _spec(source: str, progress: Progress = no_progress) -> ModelSpec:
     """A model by all its rows: the logits of a decoder, the hidden states of an encoder."""
-    spec = load_spec(source, "float32", progress)
+    spec = load_spec(source, "float32", progress, longest=max(LENGTHS) + NEW_TOKENS)
     if spec.task == "classify":
         raise ConfigError(
             f"{spec.architecture} classifies; girih check compares logits of decoders and hidden "

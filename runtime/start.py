@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from girih.passes.build import Place
 from girih.runtime.config import EngineConfig
 from girih.runtime.engine import PLANS_IN_FLIGHT
 from girih.runtime.wanted import model_spec
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -99,9 +102,10 @@ class Start:
             return self.spec.usual_length
         longest = self.spec.max_position
         if longest is not None and wanted > longest:
+            kinds = ", ".join(self.spec.rotary.kinds)
             raise ConfigError(
                 f"model.max_model_len is {wanted}; {self.spec.name} was made for at most "
-                f"{longest} tokens"
+                f"{longest} tokens" + (f" (rotary embedding: {kinds})" if kinds else "")
             )
         return wanted
 
@@ -140,6 +144,14 @@ def start_of(config: EngineConfig, progress: Progress = no_progress) -> Start:
     report = LaunchReport()
     spec = report.timed("spec", lambda: model_spec(config.model, progress))
     progress(ProgressEvent("model", 1, 1, spec.name, str(spec.files.path)))
+    short = spec.rotary.short_length
+    if short is not None and not spec.has_short_factors:
+        logger.warning(
+            "%s: every sequence gets the long rotary factors (longrope), also those of up to %d "
+            "tokens, which transformers computes with the short ones; start with "
+            "model.max_model_len=%d where no longer ones are needed",
+            *(spec.name, short, short),
+        )
     return Start(config, spec, target_of(config), report, progress)
 
 

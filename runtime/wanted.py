@@ -16,7 +16,8 @@ def model_spec(model: ModelConfig, progress: Progress = no_progress) -> ModelSpe
     Raises:
         SourceError, ConfigError: as `load_spec`.
     """
-    return load_spec(model.source, model.dtype, progress, model.task, model.pooling)
+    longest = model.max_model_len if isinstance(model.max_model_len, int) else None
+    return load_spec(model.source, model.dtype, progress, model.task, model.pooling, longest)
 
 
 def key_of(config: EngineConfig, progress: Progress = no_progress) -> BundleKey:
