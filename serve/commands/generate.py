@@ -15,6 +15,9 @@ from girih.serve.progress import ProgressDisplay
 from girih.serve.prompts import Prompt
 from girih.serve.sampling_defaults import SamplingDefaults, read_generation_config
 
+End = tuple[str | None, int]
+"""Why a text ended, and after how many tokens."""
+
 
 def run(words: list[str], options: Options) -> int:
     """Build the engine, then stream one text, or print several."""
@@ -31,10 +34,15 @@ def run(words: list[str], options: Options) -> int:
     params = SamplingDefaults(model_values, sampling).build({}, max_tokens=128)
     prompts = [_prompt(llm, text, config["chat"]) for text in texts]
     if len(prompts) == 1:
-        _stream(llm, prompts[0], params)
+        ends = [_stream(llm, prompts[0], params)]
     else:
+        ends = []
         for output in llm.generate(prompts, params, use_progress=not options.quiet):
-            print(output.outputs[0].text, flush=True)
+            (end,) = output.outputs
+            print(end.text, flush=True)
+            ends.append((end.finish_reason, len(end.token_ids)))
+    if not options.quiet:
+        _tell_of_limits(ends, params.max_tokens, llm.handle.max_model_len)
     return 0
 
 
@@ -63,9 +71,31 @@ def _prompt(llm: Any, text: str, chat: bool) -> Prompt:
     return ids
 
 
-def _stream(llm: Any, prompt: Prompt, params: SamplingParams) -> None:
+def _stream(llm: Any, prompt: Prompt, params: SamplingParams) -> End:
+    reason, count = None, 0
     for delta in llm.stream(prompt, params):
         sys.stdout.write(delta.text)
         sys.stdout.flush()
+        reason, count = delta.finish_reason, count + len(delta.token_ids)
     sys.stdout.write("\n")
     sys.stdout.flush()
+    return reason, count
+
+
+def _tell_of_limits(ends: list[End], max_tokens: int | None, max_model_len: int) -> None:
+    """Say on stderr how many texts did not end by themselves, and what raises the limit."""
+    cut = [count for reason, count in ends if reason == "length"]
+    at_limit = sum(count == max_tokens for count in cut)
+    what = "the text" if len(ends) == 1 else "{} of " + str(len(ends)) + " texts"
+    if at_limit:
+        print(
+            f"girih: {what.format(at_limit)} stopped at max_tokens={max_tokens}; give "
+            "max_tokens=N for longer ones",
+            file=sys.stderr,
+        )
+    if len(cut) > at_limit:
+        print(
+            f"girih: {what.format(len(cut) - at_limit)} filled the context of {max_model_len} "
+            "tokens (max_model_len)",
+            file=sys.stderr,
+        )

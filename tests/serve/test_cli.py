@@ -89,6 +89,25 @@ def test_generate_several_and_from_stdin(engine, capsys, monkeypatch):
     assert (code, out, err) == (0, single, "")
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["prompt=b", "max_tokens=3"], "girih: the text stopped at max_tokens=3; give"),
+        (["prompts=[a,b]", "max_tokens=3"], "girih: 2 of 2 texts stopped at max_tokens=3; give"),
+        (["prompt=" + "ab " * 100, "max_tokens=9999"], "the text filled the context of 256"),
+    ],
+)
+def test_generate_says_when_it_stopped_at_a_limit(engine, capsys, words, told):
+    code, _, err = run(capsys, "generate", *words)
+    assert (code, err.count("girih: ")) == (0, 1)
+    assert told in err
+
+
+def test_generate_says_nothing_of_a_text_that_ended(engine, capsys, monkeypatch):
+    monkeypatch.setattr("girih.serve.commands.generate._stream", lambda *_: ("stop", 3))
+    assert "girih: " not in run(capsys, "generate", "prompt=b", "max_tokens=3")[2]
+
+
 def test_generate_chat(engine, capsys):
     text = run(capsys, "generate", "prompt=a", "chat=true", "max_tokens=3")[1]
     assert text != run(capsys, "generate", "prompt=a", "max_tokens=3")[1]
