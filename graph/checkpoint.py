@@ -11,7 +11,9 @@ Nothing is held between reads: resident memory is what the caller kept plus the 
 from __future__ import annotations
 
 import difflib
-from types import TracebackType
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
 from typing import Protocol
 
 import torch
@@ -90,19 +92,34 @@ class Checkpoint:
     """Tensors by their Hugging Face names, over one or more files.
 
     Use as a context manager or call `close`. Reads are safe from several threads.
+
+    Args:
+        files: what holds the tensors.
+        where: the model's place, for errors.
+        index: of a tensor that several files hold, the one to read.
     """
 
-    def __init__(self, files: list[TensorFile], where: str) -> None:
+    def __init__(
+        self,
+        files: list[TensorFile],
+        where: str,
+        index: Mapping[str, TensorFile] = MappingProxyType({}),
+    ) -> None:
         self._files = files
         self._where = where
         self._home: dict[str, TensorFile] = {}
+        doubled = set()
         for file in files:
             for name in file.names():
-                if name in self._home:
-                    raise WeightError(
-                        f"{where} holds the tensor {name!r} twice; remove the extra weight file"
-                    )
-                self._home[name] = file
+                if self._home.setdefault(name, file) is not file:
+                    doubled.add(name)
+        for name in sorted(doubled):
+            if name not in index or name not in index[name].names():
+                raise WeightError(
+                    f"{where} holds the tensor {name!r} twice, and no {INDEX_NAME} says which one "
+                    "counts; remove the extra weight file"
+                )
+            self._home[name] = index[name]
 
     def names(self) -> list[str]:
         """Every tensor name, in file order."""
@@ -172,8 +189,11 @@ def open_checkpoint(files: ModelFiles) -> Checkpoint:
             shards.append(SafetensorsShard(SafetensorsFile(path)))
         if files.gguf is not None:
             shards.append(GgufFile(files.gguf))
-        checkpoint = Checkpoint(shards, str(files.path))
-        _check_index(files, checkpoint)
+        index = _read_index(files)
+        by_path = dict(zip(files.weights, shards, strict=False))
+        homes = {name: by_path[path] for name, path in index.items()}
+        checkpoint = Checkpoint(shards, str(files.path), homes)
+        _check_index(files, index, checkpoint)
     except BaseException:
         for shard in shards:
             shard.close()
@@ -181,13 +201,18 @@ def open_checkpoint(files: ModelFiles) -> Checkpoint:
     return checkpoint
 
 
-def _check_index(files: ModelFiles, checkpoint: Checkpoint) -> None:
-    index_path = files.path / INDEX_NAME
-    if len(files.weights) < 2 or not index_path.is_file():
-        return
-    missing = [name for name in read_index(index_path) if name not in checkpoint]
+def _read_index(files: ModelFiles) -> dict[str, Path]:
+    """The file of each tensor as the index of a sharded checkpoint has it; empty without one."""
+    path = files.path / INDEX_NAME
+    if len(files.weights) < 2 or not path.is_file():
+        return {}
+    return {name: files.path / shard for name, shard in read_index(path).items()}
+
+
+def _check_index(files: ModelFiles, index: Mapping[str, Path], checkpoint: Checkpoint) -> None:
+    missing = [name for name in index if name not in checkpoint]
     if missing:
         raise WeightError(
-            f"{index_path} lists {len(missing)} tensors that no shard holds, e.g. {missing[0]!r}; "
-            "the shards and the index are from different downloads"
+            f"{files.path / INDEX_NAME} lists {len(missing)} tensors that no shard holds, e.g. "
+            f"{missing[0]!r}; the shards and the index are from different downloads"
         )

@@ -150,12 +150,41 @@ def test_index_that_lists_a_tensor_no_shard_has(tmp_path):
         open_checkpoint(resolve_source(str(path)))
 
 
-def test_a_tensor_in_two_shards_is_refused(tmp_path):
-    path = write_sharded(tmp_path / "m", make_tensors())
-    files = resolve_source(str(path))
-    files.weights[0].write_bytes(files.weights[1].read_bytes())
+def write_doubled(path: Path, counts: int) -> Path:
+    """Three shards, of which two hold the norm, as zeros and as ones; the index names one."""
+    path = write_sharded(path, make_tensors())
+    index = json.loads((path / "model.safetensors.index.json").read_text())
+    shards = sorted(set(index["weight_map"].values()))
+    for number in (0, 2):
+        held = {n: t for n, t in make_tensors().items() if index["weight_map"][n] == shards[number]}
+        save_file({**held, NORM: torch.full((5,), float(number == 2))}, path / shards[number])
+    (path / index["weight_map"].pop(NORM)).unlink()
+    index["weight_map"][NORM] = shards[counts]
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    return path
+
+
+@pytest.mark.parametrize("counts", [0, 2])
+def test_the_index_decides_about_a_tensor_in_two_shards(tmp_path, counts):
+    path = write_doubled(tmp_path / "m", counts)
+    with open_checkpoint(resolve_source(str(path))) as checkpoint:
+        assert sorted(checkpoint.names()) == sorted(make_tensors())
+        assert checkpoint.read(NORM).tolist() == [float(counts == 2)] * 5
+
+
+def test_a_tensor_in_two_shards_without_an_index_that_names_it_is_refused(tmp_path):
+    path = write_doubled(tmp_path / "m", 0)
+    index_path = path / "model.safetensors.index.json"
+    index = json.loads(index_path.read_text())
+    del index["weight_map"][NORM]
+    index_path.write_text(json.dumps(index))
+    with pytest.raises(WeightError, match=rf"{NORM}' twice, and no {index_path.name} says"):
+        open_checkpoint(resolve_source(str(path)))
+    index_path.unlink()
+    for number, shard in enumerate(sorted(path.glob("*.safetensors")), start=1):
+        shard.rename(path / f"model-{number:05d}-of-00003.safetensors")
     with pytest.raises(WeightError, match="twice"):
-        open_checkpoint(files)
+        open_checkpoint(resolve_source(str(path)))
 
 
 def resident_bytes() -> int:
