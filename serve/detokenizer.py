@@ -4,13 +4,15 @@
            (whole UTF-8      held back while they
             characters)      could begin a stop string)
 
-Invariants: deltas concatenate to the text of all ids decoded at once; no delta ends inside a
-character; no part of a stop string is ever shown unless it is asked for.
+Invariants: deltas concatenate to the text of all ids decoded at once, without a character that the
+output ends inside of; no delta ends inside a character; no part of a stop string is ever shown
+unless it is asked for.
 """
 
 from __future__ import annotations
 
 import codecs
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -27,7 +29,7 @@ class Vocabulary(Protocol):
         """Decode ids at once."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of one token of a byte-level vocabulary."""
+        """Bytes of one token, of a byte-level vocabulary or one of `is_byte_token`."""
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token is left out of text."""
@@ -43,7 +45,7 @@ class TextDecoder(Protocol):
         """Return the characters that are complete with this token."""
 
     def flush(self) -> str:
-        """Return what is still pending at the end (a replacement character for half a one)."""
+        """Return what is still pending at the end; half a character is dropped."""
 
 
 class ByteLevelDecoder:
@@ -61,8 +63,8 @@ class ByteLevelDecoder:
         return self._utf8.decode(self._vocabulary.token_bytes(token_id))
 
     def flush(self) -> str:
-        """Return what is still pending at the end."""
-        return self._utf8.decode(b"", final=True)
+        """Return nothing: what is pending is half a character."""
+        return ""
 
 
 class WindowDecoder:
@@ -94,8 +96,17 @@ class WindowDecoder:
         return self._take(final=False)
 
     def flush(self) -> str:
-        """Return what is still pending at the end."""
+        """Return what is still pending at the end; half a character is dropped."""
+        del self._window[len(self._window) - self._num_unfinished() :]
         return self._take(final=True)
+
+    def _num_unfinished(self) -> int:
+        """How many tokens at the end are bytes of a character that is not complete."""
+        pending = reversed(self._window[self._num_shown :])
+        run = list(itertools.takewhile(self._vocabulary.is_byte_token, pending))[::-1]
+        utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        utf8.decode(b"".join(map(self._vocabulary.token_bytes, run)))
+        return len(utf8.getstate()[0])
 
     def _take(self, final: bool) -> str:
         shown = self._decode(self._window[: self._num_shown])
@@ -117,6 +128,12 @@ def make_decoder(
     if vocabulary.is_byte_level:
         return ByteLevelDecoder(vocabulary, skip_special_tokens)
     return WindowDecoder(vocabulary, skip_special_tokens, context)
+
+
+def decode_output(vocabulary: Vocabulary, token_ids: Sequence[int]) -> str:
+    """The text of an output that stands alone, at once."""
+    decoder = make_decoder(vocabulary, skip_special_tokens=True)
+    return "".join([*map(decoder.push, token_ids), decoder.flush()])
 
 
 class StopMatcher:

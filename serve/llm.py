@@ -20,6 +20,7 @@ from girih.runtime.pooling_params import PoolingParams
 from girih.runtime.remote_core import RemoteCore
 from girih.runtime.sampling_params import SamplingParams
 from girih.serve.beam_search import BeamSearch, BeamSearchParams, BeamSequence
+from girih.serve.detokenizer import decode_output
 from girih.serve.inline_batch import EngineHandle, InlineBatch
 from girih.serve.inline_pooling import run_texts
 from girih.serve.options import engine_config
@@ -194,7 +195,7 @@ class LLM:
         search = BeamSearch(self.generate, params, self.handle.eos_token_ids)
         found = search.run(ids)
         for sequence in (sequence for group in found for sequence in group):
-            sequence.text = self.tokenizer.decode(sequence.token_ids)
+            sequence.text = decode_output(self.tokenizer, sequence.token_ids)
         return found
 
     def embed(

@@ -155,6 +155,23 @@ def test_chat_logprobs(client, shared_server):
     assert all(entry.logprob == -0.5 for entry in content)
 
 
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+def test_an_answer_that_ends_inside_a_character_ends_before_it(kind):
+    tokenizer = getattr(support_tokenizer, kind)()
+    ids = tokenizer.encode("é🛸", add_special_tokens=False)
+    server = RunningServer(
+        tokenizer=tokenizer, next_token=lambda row: ids[(len(row) - 1) % len(ids)]
+    )
+    with server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        options = {"model": MODEL, "prompt": [0], "max_tokens": len(ids) - 1}
+        whole = client.completions.create(**options)
+        assert whole.choices[0].text.strip() == "é"
+        assert whole.usage.completion_tokens == len(ids) - 1
+        chunks = list(client.completions.create(**options, stream=True))
+        assert "".join(c.choices[0].text for c in chunks) == whole.choices[0].text
+        assert chunks[-1].choices[0].finish_reason == "length"
+
+
 def test_streamed_logprobs_are_those_of_the_whole_answer():
     tokenizer = support_tokenizer.byte_level()
     ids = tokenizer.encode("é😀b", add_special_tokens=False)  # characters of several tokens
