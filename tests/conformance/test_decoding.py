@@ -103,7 +103,9 @@ def test_streamed_text_is_the_text_of_all_ids(name, data, skip):
     ids = [token_id for piece in pieces for token_id in piece]
     theirs = library.decode(ids, skip_special_tokens=skip)
     assert tokenizer.decode(ids, skip) == theirs
-    assert streamed(tokenizer, pieces, skip) == theirs
+    text = streamed(tokenizer, pieces, skip)
+    assert text == support_tokenizer.whole_text(tokenizer, ids, skip)
+    assert text == theirs or theirs.endswith("\ufffd")
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -1,4 +1,3 @@
-import codecs
 import itertools
 
 import pytest
@@ -29,17 +28,6 @@ def pieces_of(tokenizer, ids, skip):
     return [*pieces, decoder.flush()]
 
 
-def whole_text(tokenizer, ids, skip):
-    """All ids decoded at once, without those that begin a character and do not end it."""
-    kept = [i for i in ids if not (skip and tokenizer.is_special(i))]
-    utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    if tokenizer.is_byte_level:
-        return utf8.decode(b"".join(map(tokenizer.token_bytes, kept)))
-    for i in kept:
-        utf8.decode(tokenizer.token_bytes(i), final=not tokenizer.is_byte_token(i))
-    return tokenizer.decode(kept[: len(kept) - len(utf8.getstate()[0])], skip)
-
-
 def test_kinds_are_recognised():
     assert TOKENIZERS["byte_level"].is_byte_level
     fallback = TOKENIZERS["byte_fallback"]
@@ -55,7 +43,7 @@ def test_deltas_of_random_ids_concatenate_to_the_whole_text(kind, data):
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
     skip = data.draw(st.booleans())
     text = "".join(pieces_of(tokenizer, ids, skip))
-    assert text == whole_text(tokenizer, ids, skip)
+    assert text == support_tokenizer.whole_text(tokenizer, ids, skip)
     decoded = tokenizer.decode(ids, skip)
     assert decoded == text or decoded.endswith("\ufffd")
 

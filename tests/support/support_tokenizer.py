@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 
 from tokenizers import (
@@ -81,3 +82,14 @@ def byte_level() -> GirihTokenizer:
 def byte_fallback() -> GirihTokenizer:
     """A word-mark tokenizer that writes unknown characters as byte tokens; no chat template."""
     return GirihTokenizer(Tokenizer.from_str(_trained_byte_fallback()))
+
+
+def whole_text(tokenizer, ids, skip):
+    """All ids decoded at once, without those that begin a character and do not end it."""
+    kept = [i for i in ids if not (skip and tokenizer.is_special(i))]
+    utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    if tokenizer.is_byte_level:
+        return utf8.decode(b"".join(map(tokenizer.token_bytes, kept)))
+    for i in kept:
+        utf8.decode(tokenizer.token_bytes(i), final=not tokenizer.is_byte_token(i))
+    return tokenizer.decode(kept[: len(kept) - len(utf8.getstate()[0])], skip)
