@@ -44,7 +44,10 @@ class AdmissionLimits:
         if request.pooling is not None:
             self._check_text(num_prompt)
             return num_prompt + 1  # one result is waited for, none is appended
-        self._check_prompt(num_prompt)
+        scores_only = request.sampling.scores_only
+        self._check_prompt(num_prompt, self.largest_total - (not scores_only))
+        if scores_only:
+            return num_prompt + 1  # as above
         max_tokens = request.sampling.max_tokens
         if max_tokens is None:
             return self.largest_total
@@ -91,14 +94,15 @@ class AdmissionLimits:
                 code=TOO_LONG,
             )
 
-    def _check_prompt(self, num_prompt: int) -> None:
+    def _check_prompt(self, num_prompt: int, longest: int) -> None:
         if num_prompt == 0:
             raise RequestError("the prompt is empty; give at least one token", param="prompt")
-        if num_prompt >= self.largest_total:
+        longest = min(longest, self.capacity_tokens)
+        if num_prompt > longest:
             limit = "max_model_len" if self.largest_total == self.max_model_len else "the KV cache"
             raise RequestError(
                 f"the prompt has {num_prompt} tokens; {limit} allows {self.largest_total} for "
-                f"prompt and output together: at most {self.largest_total - 1} in the prompt",
+                f"prompt and output together: at most {longest} in the prompt",
                 param="prompt",
                 code=TOO_LONG,
             )

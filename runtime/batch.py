@@ -126,7 +126,8 @@ class PersistentBatch:
         self.row_of: dict[str, int] = {}
         self.failures = RowFailures()
         self._ids: list[str] = []  # row -> request id
-        self._token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
+        # A prompt of full length that is only scored is sampled from too.
+        self._token_ids = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
         self._block_table = np.zeros((max_num_seqs, max_blocks), np.int32)
         self._num_tokens = np.zeros(max_num_seqs, np.int32)
         self._num_prompt_tokens = np.zeros(max_num_seqs, np.int32)

@@ -130,7 +130,7 @@ class EngineMetrics(CoreObserver):
             else:
                 self._ttft.observe(now - times.arrived)
                 self._cached.inc(times.num_cached_tokens)
-        elif output.pooled is not None:
+        elif output.has_result:
             self._cached.inc(times.num_cached_tokens)
         if times.finish_reason in ("stop", "length"):
             self._note_finished(times)

@@ -135,7 +135,7 @@ class RequestClock:
         if times is None:
             return None
         before = times.last_token
-        if output.new_token_ids or output.pooled is not None:
+        if output.has_result:
             times.last_token = now
             times.first_token = times.first_token or now
             times.num_tokens += len(output.new_token_ids)

@@ -90,6 +90,12 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     error: str | None = None
     pooled: bytes | None = None
 
+    @property
+    def has_result(self) -> bool:
+        """Whether something came of the step: tokens, a vector, or the scores of a prompt."""
+        found = (self.pooled, self.prompt_logprobs)
+        return bool(self.new_token_ids) or any(value is not None for value in found)
+
 
 class RequestStatus(enum.Enum):
     """Where a request stands."""

@@ -114,7 +114,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=NamedF
         include_stop_str_in_output: keep the matched stop string in the text.
         ignore_eos: do not stop at the model's end-of-sequence ids.
         min_tokens: no stop id or end of sequence is produced before this many tokens.
-        max_tokens: largest number of output tokens; None fills the room the context leaves.
+        max_tokens: largest number of output tokens; None fills the room the context leaves; 0 with
+            `prompt_logprobs` scores the prompt and nothing else.
         logprobs: top alternatives to report per output token; 0 only the chosen token's,
             -1 the whole vocabulary, None nothing.
         prompt_logprobs: the same for prompt tokens.
@@ -169,6 +170,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=NamedF
         """Whether the most likely token is always taken."""
         return self.temperature < MIN_TEMPERATURE
 
+    @property
+    def scores_only(self) -> bool:
+        """Whether the prompt is all that is computed."""
+        return self.max_tokens == 0
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `RequestError` when a token id lies outside the vocabulary of `vocab_size`."""
         named = {
@@ -221,7 +227,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=NamedF
         check_integer("n", self.n, 1, None, "an integer >= 1")
         check_integer("min_tokens", self.min_tokens, 0, None, "an integer >= 0")
         if self.max_tokens is not None:
-            check_integer("max_tokens", self.max_tokens, 1, None, "an integer >= 1 or null")
+            least = 1 if self.prompt_logprobs is None else 0
+            allowed = "an integer >= 1 or null, or 0 with prompt_logprobs to score the prompt alone"
+            check_integer("max_tokens", self.max_tokens, least, None, allowed)
             if self.min_tokens > self.max_tokens:
                 raise RequestError(
                     f"min_tokens is {self.min_tokens}; it must not exceed max_tokens "

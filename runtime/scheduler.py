@@ -351,6 +351,10 @@ class Scheduler:
         output = EngineOutput(request_id=request_id, num_cached_tokens=request.num_cached_tokens)
         if len(request.token_ids) == request.num_prompt_tokens:
             output.prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
+        if request.sampling.scores_only:
+            self._finish(request, "length")
+            output.finish_reason = "length"
+            return output
         request.num_placeholders -= 1
         reason, num_taken = self._take_tokens(request, sampled)
         output.new_token_ids = sampled[:num_taken]

@@ -98,15 +98,17 @@ def check_room(num_prompt_tokens: int, max_tokens: int | None, max_model_len: in
     """Return how many tokens may be generated: `max_tokens`, cut to the room left.
 
     Raises:
-        RequestError: the prompt leaves no room for one token.
+        RequestError: the prompt leaves no room for one token (0 `max_tokens` need none).
     """
     room = max_model_len - num_prompt_tokens
-    if room < 1:
+    least = 0 if max_tokens == 0 else 1
+    if room < least:
         wanted = "not set" if max_tokens is None else str(max_tokens)
         raise RequestError(
             f"the prompt has {num_prompt_tokens} tokens and the model's context is "
             f"{max_model_len} (max_model_len), which leaves no room for an answer "
-            f"(max_tokens is {wanted}); shorten the prompt to at most {max_model_len - 1} tokens",
+            f"(max_tokens is {wanted}); shorten the prompt to at most "
+            f"{max_model_len - least} tokens",
             param="prompt",
             code=TOO_LONG,
         )

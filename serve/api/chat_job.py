@@ -21,7 +21,7 @@ from girih.serve.api.protocol import ChatCompletionRequest
 from girih.serve.api.rendering import is_long, render_messages, template_of
 from girih.serve.api.sampling import (
     chat_logprobs,
-    check_effective,
+    check_priority,
     refuse_with_stream,
     sampling_fields,
 )
@@ -213,7 +213,7 @@ def _plan(
     prompt = truncate_prompt(
         render_messages(body, served, config),
         body.truncate_prompt_tokens,
-        served.max_model_len,
+        served.max_model_len - 1,
     )
     template = template_of(body, served, config)
     formats = formats_of(template, config.tool_parser, config.reasoning_parser)
@@ -224,6 +224,6 @@ def _plan(
     sent = "max_tokens" if wanted is None else "max_completion_tokens"
     with renamed_params({"max_tokens": sent}):
         params = served.defaults.build(fields, max_tokens=None)
-        check_effective(params, body.priority, served.policy)
+        check_priority(body.priority, served.policy)
         check_room(len(prompt), params.max_tokens, served.max_model_len)
     return make_plan(http, body, served, [prompt], params, prefix), form

@@ -12,7 +12,7 @@ from girih.serve.api.generation import Plan, make_plan, refuse_endless, truncate
 from girih.serve.api.infill import infill_prompt
 from girih.serve.api.protocol import CompletionRequest
 from girih.serve.api.sampling import (
-    check_effective,
+    check_priority,
     completion_logprobs,
     refuse_with_stream,
     sampling_fields,
@@ -57,24 +57,21 @@ def plan_completion(
                 "echo with logprobs cannot be streamed; set stream to false", param="echo"
             )
         fields["prompt_logprobs"] = max(num_top, body.prompt_logprobs or 0)
-    # Echo with max_tokens 0 scores the prompt: one token is computed and not shown.
-    fields["max_tokens"] = 1 if scores_only(body) else body.max_tokens
+    if body.echo and body.max_tokens == 0:  # it scores the prompt, whether that is shown or not
+        fields.setdefault("prompt_logprobs", 0)
+    fields["max_tokens"] = body.max_tokens
     params = served.defaults.build(fields, max_tokens=DEFAULT_MAX_TOKENS)
-    check_effective(params, body.priority, served.policy)
+    check_priority(body.priority, served.policy)
+    longest = served.max_model_len - (not params.scores_only)
     prompts: list[TextPrompt] = []
     for prompt in _read_prompts(body, served, limits):
-        kept = truncate_prompt(prompt.token_ids, body.truncate_prompt_tokens, served.max_model_len)
+        kept = truncate_prompt(prompt.token_ids, body.truncate_prompt_tokens, longest)
         check_room(len(kept), body.max_tokens, served.max_model_len)
         whole = len(kept) == len(prompt.token_ids)
         prompts.append(TextPrompt(prompt.text if whole else None, kept))
     return prompts, make_plan(
         http, body, served, [prompt.token_ids for prompt in prompts], params, "cmpl-"
     )
-
-
-def scores_only(body: CompletionRequest) -> bool:
-    """Whether only the prompt is asked for."""
-    return bool(body.echo) and body.max_tokens == 0
 
 
 def _read_prompts(body: CompletionRequest, served: Served, limits: ServeConfig) -> list[TextPrompt]:

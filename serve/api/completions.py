@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from girih.runtime.request import TokenLogprobs
 from girih.serve.api.bodies import ignored_header
-from girih.serve.api.completion_plan import TextPrompt, plan_completion, scores_only
+from girih.serve.api.completion_plan import TextPrompt, plan_completion
 from girih.serve.api.errors import json_response
 from girih.serve.api.generation import LONG_BODY, Plan, Usage
 from girih.serve.api.logprobs import LogprobsFormatter, TextOffsets, prompt_offsets
@@ -59,7 +59,6 @@ class _CompletionWriter:
         self._plan = plan
         self._prompts = prompts
         self._tokenizer = served.tokenizer
-        self._scores_only = scores_only(body)
         self.head = {
             "id": plan.response_id,
             "object": "text_completion",
@@ -84,36 +83,31 @@ class _CompletionWriter:
     def choice(self, index: int, delta: Delta) -> dict[str, Any]:
         """Return what is new in a choice, and count it."""
         prompt_index = index // len(self._plan.params)
-        self.usage.add(prompt_index, delta, count_tokens=not self._scores_only)
+        self.usage.add(prompt_index, delta)
         is_first = index not in self._begun
         self._begun.add(index)
         echoed = bool(self._body.echo) and is_first
-        text = "" if self._scores_only else delta.text
-        token_ids = [] if self._scores_only else delta.token_ids
         choice: dict[str, Any] = {
             "index": index,
-            "text": self._prompt_text(index) + text if echoed else text,
+            "text": self._prompt_text(index) + delta.text if echoed else delta.text,
             "logprobs": None,
-            "finish_reason": "length" if self._scores_only else delta.finish_reason,
+            "finish_reason": delta.finish_reason,
         }
         if self._body.logprobs is not None:
-            choice["logprobs"] = self._logprobs_of(index, delta, token_ids, echoed)
+            choice["logprobs"] = self._logprobs_of(index, delta, echoed)
         if delta.finish_reason is not None:
             choice["stop_reason"] = delta.stop_reason
         if self._body.prompt_logprobs is not None and delta.prompt_logprobs is not None:
             choice["prompt_logprobs"] = self._prompt_logprobs.prompt(delta.prompt_logprobs)
         if self._body.return_token_ids:
-            choice["token_ids"] = token_ids
+            choice["token_ids"] = delta.token_ids
             if is_first:
                 choice["prompt_token_ids"] = self._plan.prompt_of(index)
         return choice
 
-    def _logprobs_of(
-        self, index: int, delta: Delta, token_ids: list[int], echoed: bool
-    ) -> dict[str, Any]:
-        records: list[TokenLogprobs | None] = []
-        records += (delta.logprobs or [])[: len(token_ids)]
-        shown = token_ids
+    def _logprobs_of(self, index: int, delta: Delta, echoed: bool) -> dict[str, Any]:
+        records: list[TokenLogprobs | None] = [*(delta.logprobs or [])]
+        shown = token_ids = delta.token_ids
         offsets = [self._offsets[index].push(token_id) for token_id in token_ids]
         if echoed and delta.prompt_logprobs is not None:
             prompt = self._plan.prompt_of(index)

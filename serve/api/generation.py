@@ -55,9 +55,9 @@ class Usage:
     completion_tokens: int = 0
     cached: dict[int, int] = field(default_factory=dict)
 
-    def add(self, prompt_index: int, delta: Delta, count_tokens: bool = True) -> None:
+    def add(self, prompt_index: int, delta: Delta) -> None:
         """Count one delta."""
-        self.completion_tokens += len(delta.token_ids) if count_tokens else 0
+        self.completion_tokens += len(delta.token_ids)
         self.cached[prompt_index] = max(self.cached.get(prompt_index, 0), delta.num_cached_tokens)
 
     @property
@@ -129,8 +129,8 @@ def refuse_endless(text: str, served: Served) -> None:
         check_text_room(text, served.tokenizer.longest_token, served.max_model_len)
 
 
-def truncate_prompt(prompt: list[int], keep: int | None, max_model_len: int) -> list[int]:
-    """Keep the last `keep` tokens (-1: as many as the context allows).
+def truncate_prompt(prompt: list[int], keep: int | None, longest: int) -> list[int]:
+    """Keep the last `keep` tokens (-1: the `longest` that the context allows).
 
     Raises:
         RequestError: `keep` is 0 or below -1.
@@ -143,7 +143,7 @@ def truncate_prompt(prompt: list[int], keep: int | None, max_model_len: int) -> 
             "length",
             param="truncate_prompt_tokens",
         )
-    return prompt[-(max_model_len - 1 if keep == -1 else keep) :]
+    return prompt[-(longest if keep == -1 else keep) :]
 
 
 def request_name(http: Request, given: str | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from girih.kernels.errors import RequestError
-from girih.runtime.sampling_params import SamplingParams, plain_extra_args
+from girih.runtime.sampling_params import plain_extra_args
 from girih.serve.api.errors import renamed_params
 from girih.serve.api.protocol import (
     SAMPLER_FIELDS,
@@ -106,17 +106,6 @@ def chat_logprobs(body: ChatCompletionRequest, limits: ServeConfig) -> int | Non
             param="top_logprobs",
         )
     return (top or 0) if body.logprobs else None
-
-
-def check_effective(params: SamplingParams, priority: int | None, policy: str) -> None:
-    """Raise `RequestError` for values that the engine's settings would make idle."""
-    check_priority(priority, policy)
-    if params.n > 1 and params.is_greedy:
-        raise RequestError(
-            f"n is {params.n} with temperature 0, which would give {params.n} equal answers; "
-            "set n to 1 or a temperature above 0",
-            param="n",
-        )
 
 
 def check_priority(priority: int | None, policy: str) -> None:

@@ -10,7 +10,7 @@ from support_core import make_request, run_to_end
 from support_fake_runner import fake_generate
 from support_tensor_runner import TensorFakeRunner
 
-from girih.kernels.errors import EngineError
+from girih.kernels.errors import EngineError, RequestError
 from girih.kernels.kv_groups import FULL, KVCacheGroup
 from girih.runtime.batch import PersistentBatch
 from girih.runtime.executor import ModelRunnerOutput, NewRequest, RunningUpdate, SchedulerOutput
@@ -187,6 +187,42 @@ def test_prompt_rows_cover_all_but_the_first_prompt_token_over_chunks():
     assert seen == [*range(51, 60)]
     step = prepare(batch, plan(3, running=[("a", (), 10)], scheduled={"a": 1}))
     assert step.prompt_rows == ()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_prompts_up_to_the_full_length_are_scored_beside_others(new_core, is_async):
+    """Nothing is generated behind them, in chunks or not."""
+    runner = TensorFakeRunner(4, 96, 16, VOCAB_SIZE)
+    core = new_core(
+        14, 16, 96, runner=runner, max_num_seqs=4, max_num_batched_tokens=40,
+        async_scheduling=is_async,
+    )  # fmt: skip
+    scored = {
+        f"scored{length}": make_request(
+            f"scored{length}", [i % VOCAB_SIZE for i in range(length)],
+            temperature=0, max_tokens=0, prompt_logprobs=2,
+        )
+        for length in (1, 15, 16, 95, 96)
+    }  # fmt: skip
+    others = [
+        make_request(f"r{i}", [*range(i, i + 9)], temperature=0, max_tokens=60) for i in (1, 2)
+    ]
+    for request in (*others, *scored.values()):
+        core.add_request(request)
+    done = run_to_end(core)
+    core.close()
+    assert core.stats().num_generated_tokens == 120
+    for name, request in scored.items():
+        [output] = done[name].outputs
+        assert (output.new_token_ids, output.finish_reason) == ([], "length")
+        tokens = [record.token_id for record in output.prompt_logprobs[1:]]
+        assert tokens == request.prompt_token_ids[1:]
+    for request in others:
+        assert done[request.request_id].tokens == fake_generate(request, VOCAB_SIZE, 96)
+    with pytest.raises(RequestError, match="at most 96 in the prompt"):
+        core.add_request(make_request("long", 97, max_tokens=0, prompt_logprobs=0))
+    with pytest.raises(RequestError, match="at most 95 in the prompt"):
+        core.add_request(make_request("full", 96, max_tokens=1))
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])

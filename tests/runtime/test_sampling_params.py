@@ -76,6 +76,13 @@ def test_bad_value_names_field_and_value(name, value):
     assert name in str(caught.value)
 
 
+def test_no_tokens_are_asked_for_only_with_scores_of_the_prompt():
+    assert SamplingParams(max_tokens=0, prompt_logprobs=0).scores_only
+    assert not SamplingParams(max_tokens=1, prompt_logprobs=0).scores_only
+    with pytest.raises(RequestError, match=r"max_tokens is 0; .* or 0 with prompt_logprobs"):
+        SamplingParams(max_tokens=0)
+
+
 def test_integers_too_long_to_be_printed_are_refused():
     for name in ("temperature", "repetition_penalty", "n", "max_tokens", "logprobs", "top_k"):
         for digits in (400, 5000):

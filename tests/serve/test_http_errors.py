@@ -44,7 +44,6 @@ BAD_BODIES = [
     ),
     ("completions", {**TEXT, "stop": {"a": 1}}, "stop", "stop: Strings that end the output. (got "),
     ("completions", {**TEXT, "n": 129}, "n", "at most 128"),
-    ("completions", {**TEXT, "n": 2, "temperature": 0}, "n", "equal answers"),
     ("completions", {**TEXT, "logprobs": 21}, "logprobs", "0 to 20"),
     ("completions", {**TEXT, "logit_bias": {"x": 1}}, "logit_bias", "token id"),
     ("completions", {**TEXT, "logit_bias": {"99999": 1}}, "logit_bias", "vocabulary"),

@@ -231,8 +231,49 @@ def test_text_offsets_count_characters_not_pieces_of_them(client, shared_server)
 def test_echo_without_new_tokens_scores_the_prompt(client):
     answer = complete(client, prompt="one two", max_tokens=0, echo=True, logprobs=1)
     assert answer.choices[0].text == "one two"
+    assert answer.choices[0].finish_reason == "length"
     assert answer.usage.completion_tokens == 0
     assert len(answer.choices[0].logprobs.tokens) == answer.usage.prompt_tokens
+    plain = complete(client, prompt="one two", max_tokens=0, echo=True).choices[0]
+    assert (plain.text, plain.logprobs) == ("one two", None)
+    unechoed = complete(client, prompt="one two", max_tokens=0, extra_body={"prompt_logprobs": 0})
+    assert unechoed.choices[0].text == ""
+    assert len(unechoed.choices[0].prompt_logprobs) == answer.usage.prompt_tokens
+    text = "".join(
+        chunk.choices[0].text
+        for chunk in complete(client, prompt="one two", max_tokens=0, echo=True, stream=True)
+    )
+    assert text == "one two"
+
+
+def test_a_prompt_as_long_as_the_context_is_scored(client):
+    prompt = [5 + i % 90 for i in range(256)]
+    answer = complete(client, prompt=prompt, max_tokens=0, echo=True, logprobs=0)
+    assert answer.usage.prompt_tokens == 256
+    assert answer.usage.completion_tokens == 0
+    logprobs = answer.choices[0].logprobs.token_logprobs
+    assert logprobs == [None, *[-0.5] * 255]
+    cut = complete(
+        client, prompt=[5, *prompt], max_tokens=0, echo=True,
+        extra_body={"truncate_prompt_tokens": -1},
+    )  # fmt: skip
+    assert cut.usage.prompt_tokens == 256
+    for options in ({"prompt": [5, *prompt], "max_tokens": 0}, {"prompt": prompt, "max_tokens": 1}):
+        with pytest.raises(openai.BadRequestError, match=r"at most 25[56] tokens") as caught:
+            complete(client, echo=True, **options)
+        assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-46])
+def test_several_greedy_answers_are_equal(client, temperature):
+    options = {"model": MODEL, "n": 3, "temperature": temperature, "max_tokens": 8}
+    alone = complete(client, prompt="two two", max_tokens=8).choices[0].text
+    answer = client.completions.create(prompt="two two", **options)
+    assert [choice.text for choice in answer.choices] == [alone] * 3
+    assert answer.usage.completion_tokens == 24
+    chat = client.chat.completions.create(messages=MESSAGES, **options)
+    assert len({choice.message.content for choice in chat.choices}) == 1
+    assert [choice.index for choice in chat.choices] == [0, 1, 2]
 
 
 def test_prompt_logprobs(client):

@@ -17,6 +17,7 @@ from girih.runtime.launch import compile as compile_model
 from girih.runtime.sampling_params import SamplingParams
 from girih.runtime.start import target_of
 from girih.serve.config import SamplingConfig
+from girih.serve.detokenizer import decode_output
 from girih.serve.llm import LLM
 from girih.serve.options import engine_config, option_names
 from girih.serve.sampling_defaults import SamplingDefaults
@@ -55,8 +56,15 @@ def test_outputs_are_complete_and_in_order(llm):
         (only,) = output.outputs
         assert output.finished
         assert only.finish_reason == "length"
-        assert only.text == llm.tokenizer.decode(only.token_ids)
+        assert only.text == decode_output(llm.tokenizer, only.token_ids)
         assert only.cumulative_logprob == pytest.approx(-0.5 * len(only.token_ids))
+
+
+def test_prompts_are_scored_alone(llm):
+    prompt = [3 + i % 50 for i in range(llm.handle.max_model_len)]
+    [output] = llm.generate([prompt], SamplingParams(max_tokens=0, prompt_logprobs=1))
+    assert (output.outputs[0].token_ids, output.outputs[0].finish_reason) == ([], "length")
+    assert [record.token_id for record in output.prompt_logprobs[1:]] == prompt[1:]
 
 
 def test_n_completions(llm):
