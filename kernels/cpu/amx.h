@@ -44,32 +44,51 @@ struct AmxAhead {
   const char* from;
   int lines;
   long step;
+
+  GIRIH_INLINE void fetch() {
+    for (int line = 0; line < lines; ++line) _mm_prefetch(from + 64 * line, _MM_HINT_T0);
+    from += step;
+  }
 };
 
 // The sums of one product: [2 halves of the rows][2 halves of the columns][16][16].
 using AmxSums = float[2][2][kAmxRows * kAmxRows];
 
-// Adds `steps` steps to the sums in the tiles. `upper` and `lower` hold rows in tile order
-// [step][rows][64 bytes], `columns` a panel [k / 2][32][2] from that step on.
 template <bool Lower>
-GIRIH_INLINE void amx_steps(const char* upper, const char* lower, long row_step, const char* columns,
-                            int steps, AmxAhead& ahead) {
-  for (int s = 0; s < steps; ++s) {
-    for (int line = 0; line < ahead.lines; ++line) _mm_prefetch(ahead.from + 64 * line, _MM_HINT_T0);
-    ahead.from += ahead.step;
-    _tile_loadd(4, upper, 64);
-    _tile_loadd(6, columns, 128);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, columns + 64, 128);
-    _tile_dpbf16ps(1, 4, 7);
-    if constexpr (Lower) {
-      _tile_loadd(5, lower, 64);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-      lower += row_step;
-    }
-    upper += row_step;
-    columns += kAmxStepBytes;
+GIRIH_INLINE void amx_clear() {
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (Lower) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+}
+
+// One step of k: adds upper and lower rows [rows][64 bytes] x left and right columns
+// [16 pairs of k][16 columns][2], whose pairs are `stride` bytes apart.
+template <bool Lower>
+GIRIH_INLINE void amx_step(const char* upper, const char* lower, const char* left,
+                           const char* right, long stride) {
+  _tile_loadd(4, upper, 64);
+  _tile_loadd(6, left, stride);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_loadd(7, right, stride);
+  _tile_dpbf16ps(1, 4, 7);
+  if constexpr (Lower) {
+    _tile_loadd(5, lower, 64);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+}
+
+// The sums in the tiles to memory, rows `stride` bytes apart; the lower ones `lower` floats further.
+template <bool Lower>
+GIRIH_INLINE void amx_store(float* left, float* right, long lower, long stride) {
+  _tile_stored(0, left, stride);
+  _tile_stored(1, right, stride);
+  if constexpr (Lower) {
+    _tile_stored(2, left + lower, stride);
+    _tile_stored(3, right + lower, stride);
   }
 }
 

@@ -57,22 +57,14 @@ struct AmxCall {
     const char* columns = panel(p);
     const long row_step = height * 64;
     const int whole = args.k / kAmxDepth;
-    _tile_zero(0);
-    _tile_zero(1);
-    if constexpr (Lower) {
-      _tile_zero(2);
-      _tile_zero(3);
+    amx_clear<Lower>();
+    for (int s = 0; s < steps; ++s) {
+      const char* pairs = s < whole ? columns + s * kAmxStepBytes : last;
+      ahead.fetch();
+      amx_step<Lower>(upper + s * row_step, lower + s * row_step, pairs, pairs + 64, 128);
     }
-    amx_steps<Lower>(upper, lower, row_step, columns, whole, ahead);
-    if (steps > whole)
-      amx_steps<Lower>(upper + whole * row_step, lower + whole * row_step, row_step, last, 1, ahead);
     alignas(64) AmxSums sums;
-    _tile_stored(0, sums[0][0], 64);
-    _tile_stored(1, sums[0][1], 64);
-    if constexpr (Lower) {
-      _tile_stored(2, sums[1][0], 64);
-      _tile_stored(3, sums[1][1], 64);
-    }
+    amx_store<Lower>(sums[0][0], sums[0][1], 2 * kAmxRows * kAmxRows, 64);
     finish(sums[0], row, std::min(height, rows - row), p);
     if constexpr (Lower) finish(sums[1], row + height, std::min(height, rows - row - height), p);
   }

@@ -10,6 +10,7 @@
 
 #include <vector>
 
+#include "amx_attention.h"
 #include "attention_few.h"
 #include "scratch.h"
 
@@ -31,11 +32,17 @@ struct Work {
   int max_rows;
 };
 
+thread_local Scratch amx_memory;
+
 // T: of queries and outputs; C: of the caches.
 template <class T, class C>
 class Attention {
  public:
-  explicit Attention(const AttentionArgs& args) : a_(args), rows_(args) {}
+  explicit Attention(const AttentionArgs& args) : a_(args), rows_(args) {
+#ifdef GIRIH_AMX
+    amx_ = kCanUseAmx && bf16_products == Products::amx && AmxSpan::fits(args);
+#endif
+  }
 
   const Rows& rows() const { return rows_; }
   size_t partial_floats(const Item& item) const { return span_floats(item) * item.spans(); }
@@ -80,8 +87,10 @@ class Attention {
   }
 
  private:
+  static constexpr bool kCanUseAmx = std::is_same_v<C, bf16>;
   const AttentionArgs& a_;
   const Rows rows_;
+  bool amx_ = false;
 
   size_t span_floats(const Item& item) const {
     return (size_t)rows_.count(item) * (rows_.value_stride() + 2);
@@ -98,6 +107,13 @@ class Attention {
       for (int g = 0; g < rows_.group(); ++g, to += a_.dim) {
         int head = item.head * rows_.group() + g;
         const T* from = (const T*)a_.q + (token + i) * a_.q_token + head * a_.q_head;
+#ifdef GIRIH_AMX
+        if constexpr (kCanUseAmx) {
+          const int row = i * rows_.group() + g;
+          if (amx_) AmxSpan::copy_query((char*)w.queries, from, row, rows_.count(item), a_.dim);
+          if (amx_) continue;
+        }
+#endif
         for (int d = 0; d < a_.dim; d += kLanes) {
           int count = std::min(kLanes, a_.dim - d);
           if (count == kLanes)
@@ -114,6 +130,11 @@ class Attention {
     int base = (item.begin / kSpanSlots + span) * kSpanSlots;
     int stop = std::min(item.end, base + kSpanSlots);
     Context<C> context{a_, a_.block_table + item.request * a_.table_stride, item.head};
+#ifdef GIRIH_AMX
+    if constexpr (kCanUseAmx) {
+      if (amx_) return AmxSpan(rows_, item, context, base, amx_memory).run((char*)w.queries, state, sums);
+    }
+#endif
     int start = std::max(item.begin, base) / kTileSlots * kTileSlots;
     for (int tile = start; tile < stop; tile += kTileSlots) {
       const int begin = std::max(0, item.begin - tile), end = std::min(kTileSlots, stop - tile);

@@ -102,14 +102,15 @@ class Rows {
     }
   }
 
-  // Slots [first, second) of the tile that any of the rows [row, row + height) sees.
-  std::pair<int, int> visible(const Item& item, int tile, int row, int height) const {
+  // Slots [first, second) of the tile (or `size` others) that any of the rows [row, row + height) sees.
+  std::pair<int, int> visible(const Item& item, int tile, int row, int height,
+                              int size = kTileSlots) const {
     int queries = a_.query_start[item.request + 1] - a_.query_start[item.request];
     int before = a_.seq_lens[item.request] - queries + item.first;
     int first = before + row / group_, last = before + (row + height - 1) / group_;
     int begin = a_.window ? std::max(0, first - a_.window + 1) : 0;
     int end = a_.causal ? last + 1 : a_.seq_lens[item.request];
-    return {std::max(0, begin - tile), std::min(kTileSlots, end - tile)};
+    return {std::max(0, begin - tile), std::min(size, end - tile)};
   }
 
   // Adds a span's result to the merged one.

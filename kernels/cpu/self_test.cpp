@@ -54,15 +54,57 @@ bool multiplies(DType dtype) {
   return true;
 }
 
+// Every query looks for one dimension, which every kDim-th key has alone: the softmax is 0 elsewhere,
+// and the result the mean of one or two values.
+bool attends() {
+  constexpr int kDim = 32, kHeads = 2, kBlock = 16, kContext = 40, kQueries = 5, kBlocks = 3;
+  std::vector<bf16> q(kQueries * kHeads * kDim), k(kContext * kDim), v(k.size());
+  std::vector<bf16> keys(kBlocks * kBlock * kDim), values(keys.size()), out(q.size());
+  auto wanted = [](int query, int head) { return (query * 7 + head) % kDim; };
+  auto value = [](int slot, int d) { return 2 * ((slot * 5 + d * 3) % 9 - 4); };
+  for (int s = 0; s < kContext; ++s) {
+    put(&k[s * kDim + s % kDim], 64);
+    for (int d = 0; d < kDim; ++d) put(&v[s * kDim + d], value(s, d));
+  }
+  for (int i = 0; i < kQueries; ++i)
+    for (int h = 0; h < kHeads; ++h) put(&q[(i * kHeads + h) * kDim + wanted(i, h)], 64);
+  const int32_t table[kBlocks] = {0, 1, 2};
+  std::vector<int64_t> slots(kContext);
+  for (int s = 0; s < kContext; ++s) slots[s] = s;
+  // The context first, one token at a time (few rows), then the queries as one chunk.
+  for (int s = 0; s < kContext;) {
+    const int count = s < kContext - kQueries ? 1 : kQueries, row = kHeads * kDim;
+    const int32_t starts[] = {0, count}, length = s + count;
+    paged_attention(DType::bfloat16,
+                    {q.data(), &k[s * kDim], &v[s * kDim], keys.data(), values.data(), out.data(),
+                     row, kDim, kDim, kDim, kDim, kDim, row, kDim, starts, &length, table, kBlocks,
+                     &slots[s], count, 1, kHeads, 1, kDim, kDim, kBlock, 1.0f, 0.0f, true, 0,
+                     nullptr, false});
+    for (int i = 0; i < count; ++i) {
+      for (int h = 0; h < kHeads; ++h) {
+        const int first = wanted(i, h), second = first + kDim, last = s + i;
+        if (first > last) continue;  // no key stands out
+        for (int d = 0; d < kDim; ++d) {
+          int want = value(first, d);
+          if (second <= last) want = (want + value(second, d)) / 2;
+          if (get(&out[i * row + h * kDim + d]) != (float)want) return false;
+        }
+      }
+    }
+    s += count;
+  }
+  return true;
+}
+
 bool vectors_multiply() {
   bf16_products = Products::vectors;
   return multiplies<float>(DType::float32) && multiplies<f16>(DType::float16) &&
-         multiplies<bf16>(DType::bfloat16);
+         multiplies<bf16>(DType::bfloat16) && attends();
 }
 
 bool amx_multiplies() {
   bf16_products = Products::amx;
-  return amx_permitted() && multiplies<bf16>(DType::bfloat16);
+  return amx_permitted() && multiplies<bf16>(DType::bfloat16) && attends();
 }
 
 }  // namespace

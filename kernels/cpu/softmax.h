@@ -67,15 +67,15 @@ struct RowState {
   float largest, sum;
 };
 
-// Turns scores [0, columns) into weights exp(score - largest) and updates the row's state; columns
+// Turns scores [0, columns), times `scale`, into weights exp(score - largest) and updates the row's state; columns
 // outside [begin, end) get weight 0. Returns the factor for what was summed before.
 inline float softmax_row(float* scores, int columns, int begin, int end, float softcap,
-                         RowState& state) {
+                         RowState& state, float scale = 1.0f) {
   vi index;
   for (int i = 0; i < kLanes; ++i) index[i] = i;
   vf top = splat(kNegInf);
   for (int c = 0; c < columns; c += kLanes) {
-    vf s = load(scores + c);
+    vf s = load(scores + c) * scale;
     if (softcap > 0) s = softcap * tanh_lanes(s * (1.0f / softcap));
     if (c < begin || c + kLanes > end) {
       vi at = index + c;
