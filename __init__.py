@@ -11,13 +11,13 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "LLM": "girih.serve.llm",
-    "SamplingParams": "girih.runtime.sampling_params",
-    "RequestOutput": "girih.serve.outputs",
-    "compile": "girih.runtime.launch",
-    "load_spec": "girih.graph.spec",
-    "trace": "girih.graph.trace",
-    "GirihError": "girih.kernels.errors",
+    "LLM": "girih.serve.offline.llm",
+    "SamplingParams": "girih.runtime.records.sampling_params",
+    "RequestOutput": "girih.serve.offline.outputs",
+    "compile": "girih.runtime.start.launch",
+    "load_spec": "girih.graph.files.spec",
+    "trace": "girih.graph.trace.trace",
+    "GirihError": "girih.kernels.base.errors",
 }
 
 __all__ = ["__version__", *_PUBLIC]

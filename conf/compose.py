@@ -24,8 +24,8 @@ from omegaconf.errors import OmegaConfBaseException
 from girih.conf import schema
 from girih.conf.files import group_options
 from girih.conf.schema import nearest
-from girih.kernels.errors import ConfigError
-from girih.runtime.config import EngineConfig
+from girih.kernels.base.errors import ConfigError
+from girih.runtime.records.config import EngineConfig
 
 T = TypeVar("T")
 Texts = dict[str, str | list[str] | None]

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from girih.conf import schema
-from girih.kernels.errors import ConfigError
+from girih.kernels.base.errors import ConfigError
 from girih.passes.options import OptConfig, PassesConfig, PassOptions
 
 

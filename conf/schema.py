@@ -1,6 +1,6 @@
 """Types of every setting, as structured configs that Hydra checks the YAML and overrides against.
 
-The records live where they are used (`runtime/config.py`, `passes/options.py`,
+The records live where they are used (`runtime/records/config.py`, `passes/options.py`,
 `serve/config.py`). OmegaConf makes frozen dataclasses read-only, so this module derives a
 mutable twin of each: same fields, same types, same defaults, one definition.
 """
@@ -21,9 +21,9 @@ from girih.conf.tool_keys import (
     PassesRunKeys,
     SweepKeys,
 )
-from girih.kernels.choices import choices_of
+from girih.kernels.base.choices import choices_of
 from girih.passes.options import OptConfig
-from girih.runtime.config import (
+from girih.runtime.records.config import (
     CacheConfig,
     CompileConfig,
     ModelConfig,

@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
 
 from girih.conf.files import group_options
-from girih.kernels.errors import ConfigError
+from girih.kernels.base.errors import ConfigError
 
 _BOOLEANS = {"True": "true", "False": "false"}  # Hydra gives them back as Python writes them
 # A comma outside brackets and quotes, or a sweep function.

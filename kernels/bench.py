@@ -17,10 +17,10 @@ from pathlib import Path
 
 import torch
 
-from girih.kernels import library
-from girih.kernels.kv_layout import kv_cache_shapes
-from girih.kernels.packing import packed_shape
-from girih.kernels.target import detect_isa
+from girih.kernels.base.target import detect_isa
+from girih.kernels.build import library
+from girih.kernels.kv.layout import kv_cache_shapes
+from girih.kernels.ops.packing import packed_shape
 
 LINEARS = (
     ("qkv", 960, 576),

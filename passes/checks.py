@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from girih.graph.text import SymbolNames, tensor_layout, value_text
-from girih.graph.trace import node_origin
-from girih.kernels.errors import PassError
+from girih.graph.ir.text import SymbolNames, tensor_layout, value_text
+from girih.graph.trace.trace import node_origin
+from girih.kernels.base.errors import PassError
 from girih.passes.infer import infer_value, value_layout
 
 

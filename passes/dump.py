@@ -12,11 +12,11 @@ from pathlib import Path
 
 from torch import fx
 
-from girih.graph.graph_file import write_graph
-from girih.graph.text import SymbolNames, graph_text
-from girih.graph.trace import node_origin
-from girih.graph.weight_plan import WeightPlan
-from girih.kernels.errors import ConfigError
+from girih.graph.ir.text import SymbolNames, graph_text
+from girih.graph.ir.weight_plan import WeightPlan
+from girih.graph.partition.graph_file import write_graph
+from girih.graph.trace.trace import node_origin
+from girih.kernels.base.errors import ConfigError
 
 
 class Dump:

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import (
     disable_fake_tensor_cache,
 )
 
-from girih.graph.text import known_layout
+from girih.graph.ir.text import known_layout
 
 _known: WeakKeyDictionary[FakeTensorMode, dict[Hashable, Any]] = WeakKeyDictionary()
 

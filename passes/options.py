@@ -10,8 +10,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
-from girih.kernels.choices import one_of
-from girih.kernels.errors import ConfigError
+from girih.kernels.base.choices import one_of
+from girih.kernels.base.errors import ConfigError
 
 
 @dataclass

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from girih.graph.weight_plan import WeightPlan
-from girih.kernels.target import Target
+from girih.graph.ir.weight_plan import WeightPlan
+from girih.kernels.base.target import Target
 from girih.passes.infer import empty_value, infer_value, value_layout
 
 

@@ -16,19 +16,19 @@ from typing import Protocol
 import torch
 from torch import fx
 
-from girih.graph.text import SymbolNames, digest, graph_text
-from girih.graph.trace import node_origin
-from girih.graph.trace_lock import one_at_a_time
-from girih.graph.weight_plan import WeightPlan
-from girih.kernels.errors import PassError
-from girih.kernels.target import Target
+from girih.graph.ir.text import SymbolNames, digest, graph_text
+from girih.graph.ir.trace_lock import one_at_a_time
+from girih.graph.ir.weight_plan import WeightPlan
+from girih.graph.trace.trace import node_origin
+from girih.kernels.base.errors import PassError
+from girih.kernels.base.target import Target
 from girih.passes.checks import GraphState, check_count, check_values
 from girih.passes.dump import Dump
 from girih.passes.options import OptConfig
 from girih.passes.pass_api import Pass, PassContext
 from girih.passes.pipeline import pipeline
-from girih.passes.proof import GraphProof
 from girih.passes.report import PassRecord, pass_table
+from girih.passes.verify.passes import GraphProof
 
 
 class Graphed(Protocol):

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from girih.kernels.errors import EngineError, GirihError
+from girih.kernels.base.errors import EngineError, GirihError
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from girih.kernels.choices import check_choices, one_of
-from girih.kernels.errors import ConfigError
-from girih.serve.parsers.registry import reasoning_formats, tool_formats
+from girih.kernels.base.choices import check_choices, one_of
+from girih.kernels.base.errors import ConfigError
+from girih.serve.text.parsers.registry import reasoning_formats, tool_formats
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from girih.graph.progress import ProgressEvent
+from girih.kernels.base.progress import ProgressEvent
 
 if TYPE_CHECKING:
     from girih.serve.bench.load import LoadState

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import Any
 
-from girih.kernels.errors import EngineError
+from girih.kernels.base.errors import EngineError
 
 DONE = "[DONE]"
 

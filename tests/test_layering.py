@@ -64,15 +64,15 @@ def reads_configuration(file):
 
 
 def test_one_file_touches_inductor():
-    assert importers("torch._inductor") == {"graph/inductor.py"}
+    assert importers("torch._inductor") == {"graph/tiles/inductor.py"}
     named = {str(p.relative_to(ROOT)) for p in SOURCES if '"torch._inductor' in p.read_text()}
-    assert named <= {"graph/compile_worker.py"}
+    assert named <= {"graph/tiles/worker.py"}
 
 
 def test_one_file_touches_transformers_models():
     users = {f for f in importers("transformers") if f.startswith(LAYERS[:4])}
     assert {f for f in users if not f.startswith("graph/")} == set()
-    assert "graph/trace.py" in users
+    assert "graph/trace/trace.py" in users
 
 
 def test_hydra_stays_in_configuration():
@@ -120,16 +120,16 @@ def test_no_module_exists_twice(tmp_path):
 
 
 TORCH_FREE = (
-    "girih.runtime.scheduler",
-    "girih.runtime.config",
+    "girih.runtime.schedule.scheduler",
+    "girih.runtime.records.config",
     "girih.passes.options",
     "girih.passes.pipeline",
-    "girih.passes.key",
-    "girih.graph.bundle_cache",
-    "girih.runtime.wanted",
-    "girih.graph.spec",
-    "girih.graph.sources",
-    "girih.serve.cli",
+    "girih.passes.build.key",
+    "girih.graph.bundle.cache",
+    "girih.runtime.start.wanted",
+    "girih.graph.files.spec",
+    "girih.graph.files.sources",
+    "girih.serve.cli.main",
 )
 HEAVY = ("torch", "transformers", "numpy", "hydra")
 

@@ -1,7 +1,7 @@
 // The ops of namespace `girih` on the CPU: checks the tensors, then calls the kernels.
 //
 // Only this file knows torch, and only its stable C++ interface: one library serves several torch
-// versions, and compiling takes seconds. Schemas are defined in kernels/ops.py.
+// versions, and compiling takes seconds. Schemas are defined in kernels/ops/schemas.py.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -28,7 +28,7 @@ DType kernel_dtype(const Tensor& t, const char* name) {
 }
 
 void check_dtype(const Tensor& t, ScalarType dtype, const char* name) {
-  STD_TORCH_CHECK(t.scalar_type() == dtype, name, " has an unexpected dtype (see girih.kernels.ops)");
+  STD_TORCH_CHECK(t.scalar_type() == dtype, name, " has an unexpected dtype (see girih.kernels.ops.schemas)");
 }
 
 void check_shape(const Tensor& t, const char* name, std::initializer_list<int64_t> shape) {

@@ -1,4 +1,4 @@
-// Reading and writing the paged KV cache (layout: kernels/kv_layout.py).
+// Reading and writing the paged KV cache (layout: kernels/kv/layout.py).
 #pragma once
 
 #include <algorithm>

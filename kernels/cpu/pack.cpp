@@ -1,4 +1,4 @@
-// Packing weight rows into column panels (layout: kernels/packing.py).
+// Packing weight rows into column panels (layout: kernels/ops/packing.py).
 #include <algorithm>
 
 #include "kernels.h"

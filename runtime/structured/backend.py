@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from girih.runtime.structured.output import StructuredOutput
+from girih.runtime.records.structured_output import StructuredOutput
 from girih.runtime.structured.vocabulary import Vocabulary
 
 Mask = npt.NDArray[np.int32]

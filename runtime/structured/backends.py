@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from girih.kernels.errors import RequestError
+from girih.kernels.base.errors import RequestError
+from girih.runtime.records.structured_output import StructuredOutput
 from girih.runtime.structured.cycles import find_cycle
-from girih.runtime.structured.output import StructuredOutput
 from girih.runtime.structured.tag_grammar import schemas_of
 
 if TYPE_CHECKING:

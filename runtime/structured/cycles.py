@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from girih.runtime.structured.output import children
+from girih.runtime.records.structured_output import children
 from girih.runtime.structured.schema import DEFINITIONS, resolve, subschemas
 
 Place = tuple[str, Any]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 
+from girih.runtime.records.structured_output import StructuredOutput
 from girih.runtime.structured.backend import Mask, Matcher
 from girih.runtime.structured.llguidance_grammar import (
     LIMITS,
@@ -15,7 +16,6 @@ from girih.runtime.structured.llguidance_grammar import (
     refuse,
     why_not,
 )
-from girih.runtime.structured.output import StructuredOutput
 from girih.runtime.structured.vocabulary import Vocabulary
 
 __all__ = ["check", "make_backend", "why_not"]

@@ -11,12 +11,12 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits
 
-from girih.kernels.errors import RequestError
+from girih.kernels.base.errors import RequestError
+from girih.runtime.records.structured_output import StructuredOutput
 from girih.runtime.structured.closing import prepare
 from girih.runtime.structured.gbnf import GbnfError, as_lark
 from girih.runtime.structured.lark import quoted
 from girih.runtime.structured.llguidance_numbers import rounded
-from girih.runtime.structured.output import StructuredOutput
 from girih.runtime.structured.schema import find_fault
 from girih.runtime.structured.tag_grammar import (
     schemas_of,

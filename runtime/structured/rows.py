@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from girih.kernels.errors import GirihError
-from girih.runtime.executor import NewRequest, SchedulerOutput
+from girih.kernels.base.errors import GirihError
 from girih.runtime.isolation import RowFailures, describe
+from girih.runtime.records.plans import NewRequest, SchedulerOutput
 from girih.runtime.structured.backend import Backend, Mask, Matcher
 from girih.runtime.structured.store import GrammarStore
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from girih.runtime.structured.output import children
+from girih.runtime.records.structured_output import children
 
 # Formats the grammar library enforces; any other is an annotation, as JSON Schema has it.
 FORMATS = frozenset(

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from weakref import WeakValueDictionary
 
-from girih.kernels.errors import RequestError
-from girih.runtime.sampling_params import SamplingParams
+from girih.kernels.base.errors import RequestError
+from girih.runtime.records.sampling_params import SamplingParams
+from girih.runtime.records.structured_output import StructuredOutput
 from girih.runtime.structured import backends
 from girih.runtime.structured.backend import Backend, Grammar, Matcher
-from girih.runtime.structured.output import StructuredOutput
 from girih.runtime.structured.vocabulary import Vocabulary
 
 COMPILE_THREADS = 2

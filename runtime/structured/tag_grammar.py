@@ -9,11 +9,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from girih.runtime.records.structured_output import StructuredOutput
 from girih.runtime.structured.closing import prepare
 from girih.runtime.structured.gbnf import as_lark
 from girih.runtime.structured.lark import lark_escaped, quoted, unslashed
 from girih.runtime.structured.llguidance_numbers import fit
-from girih.runtime.structured.output import StructuredOutput
 
 CONTENTS = ("json_schema", "const_string", "any_text", "regex", "grammar", "sequence", "or", "tag")
 # White space between two JSON tokens: a model that is let go on fills its answer with newlines.

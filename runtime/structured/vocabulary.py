@@ -8,8 +8,8 @@ from pathlib import Path
 
 import tokenizers
 
-from girih.kernels.errors import RequestError
-from girih.runtime.token_bytes import TokenBytes
+from girih.kernels.base.errors import RequestError
+from girih.runtime.structured.token_bytes import TokenBytes
 
 
 @dataclass(frozen=True)

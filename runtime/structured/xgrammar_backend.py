@@ -8,10 +8,10 @@ from typing import Any
 
 import xgrammar
 
+from girih.runtime.records.structured_output import StructuredOutput
 from girih.runtime.structured.backend import Mask, Matcher
 from girih.runtime.structured.closing import prepare
 from girih.runtime.structured.gbnf import is_gbnf
-from girih.runtime.structured.output import StructuredOutput
 from girih.runtime.structured.tag_grammar import contents, prepared_format, schemas_of
 from girih.runtime.structured.vocabulary import Vocabulary
 from girih.runtime.structured.xgrammar_schema import fit, passed_over

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from girih.kernels.errors import ConfigError, EngineError
+from girih.kernels.base.errors import ConfigError, EngineError
 from girih.serve.bench.config import APIS, EndpointConfig
 from girih.serve.bench.datasets import BenchRequest
 from girih.serve.bench.records import RequestRecord

@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from girih.kernels.choices import check_choices, one_of
-from girih.kernels.errors import ConfigError
+from girih.kernels.base.choices import check_choices, one_of
+from girih.kernels.base.errors import ConfigError
 
 APIS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 KINDS = ("random", "sharegpt", "trace")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from girih.kernels.errors import ConfigError
+from girih.kernels.base.errors import ConfigError
 from girih.serve.bench.config import DatasetConfig
 
 TRACE_OUTPUT = 64  # tokens, where a trace's line has no output_length

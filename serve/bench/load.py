@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from girih.kernels.errors import EngineError
+from girih.kernels.base.errors import EngineError
 from girih.serve.bench.arrivals import arrival_times
 from girih.serve.bench.client import EndpointClient
 from girih.serve.bench.config import EndpointConfig, LoadConfig

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from girih.kernels.errors import ConfigError
+from girih.kernels.base.errors import ConfigError
 from girih.serve.bench.config import SloConfig
 from girih.serve.bench.metrics import (
     LATENCIES,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from girih.kernels.errors import ConfigError
+from girih.kernels.base.errors import ConfigError
 from girih.serve.bench.metrics import LATENCIES
 from girih.serve.bench.records import RequestRecord
 

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from girih.runtime.config import SchedulerConfig
-from girih.runtime.executor import ModelRunnerOutput, SchedulerOutput
-from girih.runtime.kv_cache import KVCacheManager
-from girih.runtime.request import EngineRequest
-from girih.runtime.sampling_params import SamplingParams
-from girih.runtime.scheduler import Scheduler
+from girih.runtime.records.config import SchedulerConfig
+from girih.runtime.records.plans import ModelRunnerOutput, SchedulerOutput
+from girih.runtime.records.request import EngineRequest
+from girih.runtime.records.sampling_params import SamplingParams
+from girih.runtime.schedule.kv_cache import KVCacheManager
+from girih.runtime.schedule.scheduler import Scheduler
 
 NUM_RUNNING = (1, 64, 256, 1024)
 CASES = ("decode", "mixed")

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-COMMAND = (sys.executable, "-m", "girih.serve.cli")
+COMMAND = (sys.executable, "-m", "girih.serve.cli.main")
 
 
 @dataclass(frozen=True)

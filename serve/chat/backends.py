@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import httpx
 
-from girih.kernels.errors import EngineError, RequestError
+from girih.kernels.base.errors import EngineError, RequestError
 from girih.serve.chat.conversation import Message
 from girih.serve.chat.settings import Settings
-from girih.serve.sampling_defaults import SamplingDefaults, read_generation_config
 from girih.serve.sse import sse_events, sse_lines
-from girih.serve.texts import does_not, require_task
+from girih.serve.text.sampling_defaults import SamplingDefaults, read_generation_config
+from girih.serve.text.texts import does_not, require_task
 
 if TYPE_CHECKING:
-    from girih.serve.llm import LLM
+    from girih.serve.offline.llm import LLM
 
 
 COMPLETION_TOKENS = 128

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from girih.kernels.errors import RequestError
+from girih.kernels.base.errors import RequestError
 
 Message = dict[str, Any]
 

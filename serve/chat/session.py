@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
-from girih.kernels.errors import GirihError, RequestError
+from girih.kernels.base.errors import GirihError, RequestError
 from girih.serve.chat.backends import ChatBackend, Piece, longest_answer
 from girih.serve.chat.conversation import Conversation, Message
 from girih.serve.chat.interrupt import StopOnInterrupt

@@ -6,9 +6,9 @@ import dataclasses
 import typing
 from typing import Any
 
-from girih.kernels.errors import RequestError
+from girih.kernels.base.errors import RequestError
 from girih.serve.config import SamplingConfig
-from girih.serve.sampling_defaults import SamplingDefaults
+from girih.serve.text.sampling_defaults import SamplingDefaults
 
 UNSET = ("null", "none", "")
 MAX_SHOWN = 80

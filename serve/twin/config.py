@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from girih.kernels.choices import check_choices, one_of
-from girih.kernels.errors import ConfigError
+from girih.kernels.base.choices import check_choices, one_of
+from girih.kernels.base.errors import ConfigError
 
 
 @dataclass(frozen=True)

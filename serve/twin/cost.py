@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from girih.kernels.errors import ConfigError
-from girih.kernels.kv_groups import KVCacheGroup
-from girih.runtime.step_shape import StepShape
+from girih.kernels.base.errors import ConfigError
+from girih.kernels.kv.groups import KVCacheGroup
+from girih.runtime.schedule.step_shape import StepShape
 
 TOKEN_KNOTS = (1, 4, 16, 64, 256)
 """Where one range of tokens ends and the next begins; the first token is part of `step`."""

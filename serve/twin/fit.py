@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from girih.kernels.errors import ConfigError
-from girih.runtime.step_fit import fit_rates
-from girih.runtime.step_shape import StepShape
+from girih.kernels.base.errors import ConfigError
+from girih.runtime.observe.step_fit import fit_rates
+from girih.runtime.schedule.step_shape import StepShape
 from girih.serve.bench.metrics import percentile
 from girih.serve.twin.cost import TERMS, FitError, MeasuredEngine, StepCost, terms_of
 

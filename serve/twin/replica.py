@@ -16,15 +16,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from girih.kernels.errors import EngineError
-from girih.runtime.config import CacheConfig, SchedulerConfig
-from girih.runtime.engine import PLANS_IN_FLIGHT, EngineCore
-from girih.runtime.executor import ModelRunnerOutput, SchedulerOutput
-from girih.runtime.kv_cache import KVCacheManager
-from girih.runtime.plan_queue import Finished, call_now
-from girih.runtime.request import EngineOutput, EngineRequest
-from girih.runtime.scheduler import Scheduler
-from girih.runtime.step_shape import shape_of
+from girih.kernels.base.errors import EngineError
+from girih.runtime.engine.core import PLANS_IN_FLIGHT, EngineCore
+from girih.runtime.engine.plan_queue import Finished, call_now
+from girih.runtime.records.config import CacheConfig, SchedulerConfig
+from girih.runtime.records.plans import ModelRunnerOutput, SchedulerOutput
+from girih.runtime.records.request import EngineOutput, EngineRequest
+from girih.runtime.schedule.kv_cache import KVCacheManager
+from girih.runtime.schedule.scheduler import Scheduler
+from girih.runtime.schedule.step_shape import shape_of
 from girih.serve.twin.cost import MeasuredEngine, StepClock, StepCost
 
 T = TypeVar("T")

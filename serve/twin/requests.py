@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from girih.runtime.request import EngineRequest
-from girih.runtime.sampling_params import SamplingParams
+from girih.runtime.records.request import EngineRequest
+from girih.runtime.records.sampling_params import SamplingParams
 from girih.serve.bench.arrivals import arrival_times, arrivals
 from girih.serve.bench.config import DatasetConfig, LoadConfig
 from girih.serve.bench.datasets import (

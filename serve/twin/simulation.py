@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from girih.kernels.errors import ConfigError, GirihError
-from girih.runtime.config import CacheConfig, SchedulerConfig
-from girih.runtime.request import EngineOutput
+from girih.kernels.base.errors import ConfigError, GirihError
+from girih.runtime.records.config import CacheConfig, SchedulerConfig
+from girih.runtime.records.request import EngineOutput
 from girih.serve.bench.config import LoadConfig, SloConfig
 from girih.serve.bench.datasets import BenchRequest
 from girih.serve.bench.load import LoadState

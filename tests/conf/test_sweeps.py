@@ -3,7 +3,7 @@
 import pytest
 
 from girih.conf.sweeps import sweep_points
-from girih.kernels.errors import ConfigError
+from girih.kernels.base.errors import ConfigError
 
 
 def test_every_combination_is_a_point():

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from girih.serve.chat_template import ChatTemplate, _environment
-from girih.serve.tokenizer import load_tokenizer
+from girih.serve.text.chat_template import ChatTemplate, _environment
+from girih.serve.text.tokenizer import load_tokenizer
 
 SPECIAL = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
 LIBRARY = PreTrainedTokenizerFast(

@@ -12,8 +12,8 @@ from support_conformance import cases
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from girih.serve.detokenizer import Detokenizer
-from girih.serve.tokenizer import Tokenizer as GirihTokenizer
+from girih.serve.text.detokenizer import Detokenizer
+from girih.serve.text.tokenizer import Tokenizer as GirihTokenizer
 
 WORDS = [*support_tokenizer.TEXT, "don't stop, it's he'll . we 've n't ! a , b", "un##break able"]
 MARK = "\u2581"

@@ -9,7 +9,7 @@ from support_invariance import run_invariance
 from support_models import tiny_model
 
 from girih import LLM
-from girih.kernels.errors import ConfigError
+from girih.kernels.base.errors import ConfigError
 
 CACHE = Path(tempfile.gettempdir()) / f"girih-test-bundles-{os.getuid()}"
 LENGTHS = (1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 40, 47, 1, 5, 16, 26)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support_real_server import serving
 
-from girih.graph.sources import resolve_source
+from girih.graph.files.sources import resolve_source
 
 LM_EVAL = os.environ.get("LM_EVAL") or shutil.which("lm_eval")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from girih import LLM
-from girih.graph.sources import resolve_source
+from girih.graph.files.sources import resolve_source
 
 pytestmark = [
     pytest.mark.real_model,

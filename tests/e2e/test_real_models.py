@@ -18,8 +18,8 @@ from support_hf_reference import (
 )
 
 from girih import LLM, SamplingParams
-from girih.graph.fetch import BUILTIN_MODELS
-from girih.graph.sources import resolve_source
+from girih.graph.files.fetch import BUILTIN_MODELS
+from girih.graph.files.sources import resolve_source
 
 pytestmark = [
     pytest.mark.real_model,

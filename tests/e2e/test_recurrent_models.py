@@ -8,7 +8,7 @@ from support_engines import eager_llm
 from support_models import hf_config, hf_model, tiny_model
 
 from girih import LLM, SamplingParams
-from girih.kernels.errors import ConfigError
+from girih.kernels.base.errors import ConfigError
 
 NUM_TOKENS = 8
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)

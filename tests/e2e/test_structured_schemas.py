@@ -11,9 +11,9 @@ from support_engines import eager_llm
 from support_models import tiny_model
 from support_schemas import LEAVES, WHOLE, WRAPPERS, all_schemas, closed
 
-from girih.kernels.errors import RequestError
-from girih.runtime.sampling_params import SamplingParams
-from girih.runtime.structured.output import StructuredOutput
+from girih.kernels.base.errors import RequestError
+from girih.runtime.records.sampling_params import SamplingParams
+from girih.runtime.records.structured_output import StructuredOutput
 
 FORMATS = FormatChecker(("date", "ipv4", "ipv6", "uuid", "email"))
 GROUPS = ("leaves", *WRAPPERS, "whole")

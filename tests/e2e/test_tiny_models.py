@@ -22,7 +22,7 @@ import torch
 from support_models import hf_config, hf_model, tiny_model
 from support_scenarios import MAX_TOKENS, run_scenarios
 
-from girih.graph.bundle import open_bundle
+from girih.graph.bundle.bundle import open_bundle
 
 LAYERS = 3
 LENGTHS = (1, 2, 7, 16, 17, 33, 48, 61)
@@ -287,8 +287,8 @@ def test_two_processes_build_one_bundle(tmp_path, expected):
 LOAD = """
 import sys, tempfile
 from pathlib import Path
-from girih.graph.inductor import load_tile
-from girih.kernels.library import load_library
+from girih.graph.tiles.inductor import load_tile
+from girih.kernels.build.library import load_library
 bundle = Path(sys.argv[1])
 load_library(bundle / "kernels.so")
 for package in (bundle / "tiles").glob("*.pt2"):

@@ -14,8 +14,8 @@ import pytest
 import torch
 from support_library import build_cached
 
-from girih.kernels import library
-from girih.kernels.target import detect_isa, why_not_runnable
+from girih.kernels.base.target import detect_isa, why_not_runnable
+from girih.kernels.build import library
 
 LANES_16 = ("-UGIRIH_LANES", "-DGIRIH_LANES=16")
 

@@ -3,8 +3,8 @@
 import pytest
 from support_models import tiny_traced
 
-from girih.kernels.target import Target
-from girih.passes import build
+from girih.kernels.base.target import Target
+from girih.passes.build import build
 from girih.passes.options import OptConfig
 from girih.passes.runner import lower
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from support_models import opt_o2, tiny_spec
 
-from girih.graph import inductor
-from girih.kernels.errors import BundleError, CompileError
-from girih.kernels.target import Target
-from girih.passes import build, key
+from girih.graph.tiles import inductor
+from girih.kernels.base.errors import BundleError, CompileError
+from girih.kernels.base.target import Target
+from girih.passes.build import build, key
 
 TARGET = Target("cpu", "avx2", 2, "g++")
 

@@ -7,9 +7,9 @@ import torch
 from support_models import tiny_traced
 
 from girih.conf.compose import compose_config, to_engine_config
-from girih.graph.graph_file import read_graph
-from girih.kernels.errors import ConfigError, PassError
-from girih.kernels.target import Target
+from girih.graph.partition.graph_file import read_graph
+from girih.kernels.base.errors import ConfigError, PassError
+from girih.kernels.base.target import Target
 from girih.passes import pipeline as pipeline_module
 from girih.passes import runner
 from girih.passes.options import OptConfig, PassesConfig

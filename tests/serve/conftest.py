@@ -9,7 +9,7 @@ from support_serving import RunningServer
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """Directory of the real SmolLM2, if it was fetched before (nothing is downloaded here)."""
-    from girih.graph.cache_dir import cache_dir
+    from girih.kernels.base.cache_dir import cache_dir
 
     for path in sorted((cache_dir() / "models").glob("smollm2-*")):
         if (path / "tokenizer.json").exists():

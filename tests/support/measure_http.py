@@ -24,10 +24,10 @@ from pathlib import Path
 
 from support_soak import serving_model
 
-from girih.runtime.sampling_params import SamplingParams
+from girih.runtime.records.sampling_params import SamplingParams
 from girih.serve.bench.config import DatasetConfig
 from girih.serve.bench.datasets import make_requests
-from girih.serve.llm import LLM
+from girih.serve.offline.llm import LLM
 from girih.serve.twin.fit import IDLE_SECONDS, read_trace
 
 WORK = {"num_requests": 32, "input_len": 32, "output_len": 96}
@@ -40,7 +40,7 @@ def bench(url: str, folder: Path, seed: int, work: dict[str, int], *words: str) 
     settings = [f"dataset.{key}={value}" for key, value in work.items()]
     subprocess.run(
         [
-            *(sys.executable, "-m", "girih.serve.cli", "bench", "serve", "-q"),
+            *(sys.executable, "-m", "girih.serve.cli.main", "bench", "serve", "-q"),
             *(f"base_url={url}", f"dataset.seed={seed}", "load.warmups=0", f"report.json={file}"),
             *settings,
             *words,

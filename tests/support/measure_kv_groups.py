@@ -6,13 +6,13 @@ until it first preempts or a request ends.
 
 from __future__ import annotations
 
-from girih.kernels.kv_groups import KVCachePlan, KVCacheSpec, one_group, plan_groups
-from girih.runtime.config import SchedulerConfig
-from girih.runtime.executor import ModelRunnerOutput
-from girih.runtime.kv_cache import KVCacheManager
-from girih.runtime.request import EngineRequest
-from girih.runtime.sampling_params import SamplingParams
-from girih.runtime.scheduler import Scheduler
+from girih.kernels.kv.groups import KVCachePlan, KVCacheSpec, one_group, plan_groups
+from girih.runtime.records.config import SchedulerConfig
+from girih.runtime.records.plans import ModelRunnerOutput
+from girih.runtime.records.request import EngineRequest
+from girih.runtime.records.sampling_params import SamplingParams
+from girih.runtime.schedule.kv_cache import KVCacheManager
+from girih.runtime.schedule.scheduler import Scheduler
 
 BUDGET_BYTES, BLOCK_SIZE, STEP_TOKENS, MAX_MODEL_LEN = 1 << 30, 32, 1024, 32768
 # One KV head of 256, bfloat16; every sixth layer sees everything.

@@ -17,9 +17,9 @@ from typing import Any
 
 from measure_replay import CONTEXT, step
 
-from girih.graph.executable import Executable
-from girih.kernels.attention import AttentionBackend
-from girih.serve.llm import LLM
+from girih.graph.execute.executable import Executable
+from girih.kernels.attention.backends import AttentionBackend
+from girih.serve.offline.llm import LLM
 
 
 class Stopwatch:

@@ -18,11 +18,11 @@ import time
 
 import torch
 
-from girih.graph.executable import Executable, StepInputs
-from girih.graph.static_step import StaticSteps
-from girih.runtime.buckets import Dispatcher, Mode, derived_sizes
-from girih.runtime.replay import ReplayManager
-from girih.serve.llm import LLM
+from girih.graph.execute.executable import Executable, StepInputs
+from girih.graph.execute.static_step import StaticSteps
+from girih.runtime.step.buckets import Dispatcher, Mode, derived_sizes
+from girih.runtime.step.replay import ReplayManager
+from girih.serve.offline.llm import LLM
 
 CONTEXT = 128
 MAX_TOKENS, MAX_REQUESTS = 256, 64

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import httpx
 
-from girih.graph.cache_dir import cache_dir
+from girih.kernels.base.cache_dir import cache_dir
 
 PORT = 8155
 PROMPT = {"prompt": "The capital of France is", "max_tokens": 1, "temperature": 0}
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("words", nargs="*")
     asked = parser.parse_args()
-    command = [sys.executable, "-m", "girih.serve.cli", "serve", f"model={asked.model}"]
+    command = [sys.executable, "-m", "girih.serve.cli.main", "serve", f"model={asked.model}"]
     with tempfile.TemporaryDirectory() as empty:
         place = os.environ.copy()
         if asked.empty:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 import time
 
-from girih.runtime.sampling_params import SamplingParams
-from girih.runtime.structured.output import StructuredOutput
-from girih.serve.llm import LLM
+from girih.runtime.records.sampling_params import SamplingParams
+from girih.runtime.records.structured_output import StructuredOutput
+from girih.serve.offline.llm import LLM
 
 NUM_REQUESTS, NUM_TOKENS, ROUNDS = 32, 64, 4
 

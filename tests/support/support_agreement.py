@@ -1,4 +1,4 @@
-"""Whether a family compiles to what transformers computes (`girih.runtime.agreement`), as a row."""
+"""Whether a family compiles to what transformers computes (`girih.runtime.verify.agreement`), as a row."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ import torch
 from support_architectures import Family, auto_of, tiny_config
 from support_models import opt_o2
 
-from girih.graph import inductor
-from girih.graph.checkpoint import open_checkpoint
-from girih.graph.compile_pool import CompilePool
-from girih.graph.compile_settings import inductor_options
-from girih.graph.executable import Executable
-from girih.graph.inductor import TileFn, eager_tile, load_tile
-from girih.graph.model_files import save_model
-from girih.graph.partition import Program, Tile
-from girih.graph.program import EagerStep
-from girih.graph.spec import load_spec
-from girih.graph.text import digest
-from girih.graph.tile_file import tile_to_json
-from girih.graph.trace import trace
-from girih.graph.unused_weights import check_unused
-from girih.graph.weights import load_weights
-from girih.kernels.errors import GirihError
-from girih.kernels.library import build_library, load_library
-from girih.kernels.library_sources import source_digest
-from girih.kernels.target import Target, detect_isa
-from girih.passes.build import lower_and_partition
-from girih.runtime.agreement import bind, compare
-from girih.runtime.check_model import random_model
+from girih.graph.execute.executable import Executable
+from girih.graph.files.model_files import save_model
+from girih.graph.files.spec import load_spec
+from girih.graph.ir.program import EagerStep
+from girih.graph.ir.text import digest
+from girih.graph.ir.tile_file import tile_to_json
+from girih.graph.partition.partition import Program, Tile
+from girih.graph.tiles import inductor
+from girih.graph.tiles.inductor import TileFn, eager_tile, load_tile
+from girih.graph.tiles.pool import CompilePool
+from girih.graph.tiles.settings import inductor_options
+from girih.graph.trace.trace import trace
+from girih.graph.weights.checkpoint import open_checkpoint
+from girih.graph.weights.load import load_weights
+from girih.graph.weights.unused import check_unused
+from girih.kernels.base.errors import GirihError
+from girih.kernels.base.target import Target, detect_isa
+from girih.kernels.build.library import build_library, load_library
+from girih.kernels.build.sources import source_digest
+from girih.passes.build.build import lower_and_partition
+from girih.runtime.inspect.check_model import random_model
+from girih.runtime.verify.agreement import bind, compare
 
 VOCAB = 120  # below the tables' 128: some families keep special tokens at the end
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from girih.graph.bundle import seal
-from girih.graph.bundle_files import MANIFEST, BundleKey, tile_graph, tile_package
-from girih.graph.program import ProgramLayout, TileStep
+from girih.graph.bundle.bundle import seal
+from girih.graph.bundle.files import MANIFEST, BundleKey, tile_graph, tile_package
+from girih.graph.ir.program import ProgramLayout, TileStep
 
 LAYOUT = ProgramLayout((TileStep("t0", 0, (0,), (1,)),), {"ids": 0}, {}, 2, 1)
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from support_fake_runner import FakeRunner
 
-from girih.kernels.kv_groups import FULL, KVCacheGroup
-from girih.runtime.config import SchedulerConfig
-from girih.runtime.engine import EngineCore
-from girih.runtime.kv_cache import KVCacheManager
-from girih.runtime.request import EngineOutput, EngineRequest
-from girih.runtime.sampling_params import SamplingParams
-from girih.runtime.scheduler import Scheduler
+from girih.kernels.kv.groups import FULL, KVCacheGroup
+from girih.runtime.engine.core import EngineCore
+from girih.runtime.records.config import SchedulerConfig
+from girih.runtime.records.request import EngineOutput, EngineRequest
+from girih.runtime.records.sampling_params import SamplingParams
+from girih.runtime.schedule.kv_cache import KVCacheManager
+from girih.runtime.schedule.scheduler import Scheduler
 
 
 def make_core(

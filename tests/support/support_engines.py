@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from girih import LLM
-from girih.kernels.target import require_runnable
-from girih.passes.key import bundle_key
-from girih.runtime.launch import EngineHandle, engine_of
-from girih.runtime.runnable_program import RunnableProgram, obtain_program
-from girih.runtime.start import Start, start_of
-from girih.serve.options import engine_config
-from girih.serve.tokenizer import load_tokenizer
+from girih.kernels.base.target import require_runnable
+from girih.passes.build.key import bundle_key
+from girih.runtime.start.context import Start, start_of
+from girih.runtime.start.launch import EngineHandle, engine_of
+from girih.runtime.start.runnable_program import RunnableProgram, obtain_program
+from girih.serve.offline.options import engine_config
+from girih.serve.text.tokenizer import load_tokenizer
 
 _PROGRAMS: dict[str, RunnableProgram] = {}
 

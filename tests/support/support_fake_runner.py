@@ -13,9 +13,9 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from girih.kernels.kv_groups import FULL, KVCacheGroup
-from girih.runtime.executor import ModelRunnerOutput, NewRequest, SchedulerOutput
-from girih.runtime.request import EngineRequest, TokenLogprobs
+from girih.kernels.kv.groups import FULL, KVCacheGroup
+from girih.runtime.records.plans import ModelRunnerOutput, NewRequest, SchedulerOutput
+from girih.runtime.records.request import EngineRequest, TokenLogprobs
 
 NextToken = Callable[[list[int]], int]
 

@@ -15,12 +15,12 @@ import support_process
 
 def main() -> int:
     """Serve until a signal."""
-    from girih.kernels.errors import GirihError
-    from girih.runtime import core_process
-    from girih.serve.api_fleet import ApiFleet, FleetSettings
+    from girih.kernels.base.errors import GirihError
+    from girih.runtime.client import core_process
     from girih.serve.config import ServeConfig
-    from girih.serve.engine_start import ProcessStart
-    from girih.serve.server import GirihServer
+    from girih.serve.engine.engine_start import ProcessStart
+    from girih.serve.http.fleet import ApiFleet, FleetSettings
+    from girih.serve.http.server import GirihServer
 
     options = json.loads(sys.argv[1])
     restarts = options.pop("restarts", False)

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from girih.graph.text import SymbolNames, graph_text
-from girih.graph.weight_plan import PACKED, PLAIN, WeightEntry, WeightPlan
-from girih.kernels import reference
-from girih.kernels.packing import pack_rows, packed_shape
-from girih.kernels.target import Target
+from girih.graph.ir.text import SymbolNames, graph_text
+from girih.graph.ir.weight_plan import PACKED, PLAIN, WeightEntry, WeightPlan
+from girih.kernels.base.target import Target
+from girih.kernels.ops import reference
+from girih.kernels.ops.packing import pack_rows, packed_shape
 from girih.passes.pass_api import PassContext, PassFn
 
 TARGET = Target("cpu", "avx2", 2, "g++")

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from girih import LLM
-from girih.graph.executable import StepInputs
+from girih.graph.execute.executable import StepInputs
 
 SHORT = (
     "The capital of France is",

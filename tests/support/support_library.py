@@ -11,8 +11,9 @@ import filelock
 import pytest
 import torch
 
-from girih.kernels import library, library_sources
-from girih.passes import build
+from girih.kernels.build import library
+from girih.kernels.build import sources as library_sources
+from girih.passes.build import build
 
 
 def build_cached(name: str, isa: str, flags: tuple[str, ...] = ()) -> Path:

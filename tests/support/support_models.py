@@ -14,11 +14,11 @@ from typing import Any
 import support_tokenizer
 import torch
 
-from girih.graph.partition import Program
-from girih.graph.spec import ModelSpec, load_spec
-from girih.graph.trace import Traced, trace
-from girih.kernels.target import Target
-from girih.passes.build import lower_and_partition
+from girih.graph.files.spec import ModelSpec, load_spec
+from girih.graph.partition.partition import Program
+from girih.graph.trace.trace import Traced, trace
+from girih.kernels.base.target import Target
+from girih.passes.build.build import lower_and_partition
 from girih.passes.options import OptConfig
 from girih.passes.pipeline import PIPELINE
 

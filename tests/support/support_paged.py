@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from girih.kernels.attention import AttentionSpec
-from girih.kernels.kv_layout import kv_cache_shapes, write_tokens
+from girih.kernels.attention.backends import AttentionSpec
+from girih.kernels.kv.layout import kv_cache_shapes, write_tokens
 
 
 @dataclass

@@ -14,10 +14,10 @@ import torch
 from support_engines import eager_engine
 from tokenizers import Tokenizer, processors
 
-from girih.runtime.launch import EngineHandle, build_engine
-from girih.runtime.pooling_params import PoolingParams
-from girih.runtime.request import EngineRequest
-from girih.serve.options import engine_config
+from girih.runtime.records.pooling_params import PoolingParams
+from girih.runtime.records.request import EngineRequest
+from girih.runtime.start.launch import EngineHandle, build_engine
+from girih.serve.offline.options import engine_config
 
 CLS, SEP = 1, 2
 LENGTHS = (21, 9, 30)

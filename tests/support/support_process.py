@@ -14,12 +14,12 @@ from typing import Any
 from support_core import make_core
 from support_fake_runner import FakeRunner
 
-from girih.graph.progress import ProgressEvent
-from girih.kernels.errors import EngineError, SourceError
-from girih.runtime.core_process import CoreSupervisor
-from girih.runtime.core_spawn import spawn_core
-from girih.runtime.engine import EngineCore
-from girih.runtime.messages import EngineFacts
+from girih.kernels.base.errors import EngineError, SourceError
+from girih.kernels.base.progress import ProgressEvent
+from girih.runtime.client.core_process import CoreSupervisor
+from girih.runtime.client.core_spawn import spawn_core
+from girih.runtime.engine.core import EngineCore
+from girih.runtime.records.messages import EngineFacts
 
 WAIT_SECONDS = 20
 

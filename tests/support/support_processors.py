@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from girih.runtime.executor import NewRequest
-from girih.runtime.logits_processors import LogitsProcessor, RowTokens
+from girih.runtime.records.plans import NewRequest
+from girih.runtime.sample.logits_processors import LogitsProcessor, RowTokens
 
 
 class Staircase(LogitsProcessor):

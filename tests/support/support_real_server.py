@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 from support_engines import eager_engine
 
-from girih.runtime.launch import EngineHandle
+from girih.runtime.start.launch import EngineHandle
 from girih.serve.config import ServeConfig
-from girih.serve.engine_start import Built, InlineStart
-from girih.serve.server import GirihServer
-from girih.serve.tokenizer import load_tokenizer
+from girih.serve.engine.engine_start import Built, InlineStart
+from girih.serve.http.server import GirihServer
+from girih.serve.text.tokenizer import load_tokenizer
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ def main() -> None:
 def _run(scenario: dict[str, Any]) -> dict[str, Any]:
     from girih import LLM, SamplingParams
     from girih.conf.files import load_opt_level
-    from girih.graph.compile_count import COMPILES
+    from girih.graph.tiles.count import COMPILES
 
     opt = load_opt_level(scenario.get("level", "O2"))
     opt.verify = True

@@ -14,13 +14,13 @@ import support_tokenizer
 from support_core import make_core
 from support_fake_runner import FakeRunner
 
-from girih.runtime.engine import EngineCore
-from girih.runtime.messages import EngineFacts
-from girih.runtime.pooling_params import PoolingFacts
+from girih.runtime.engine.core import EngineCore
+from girih.runtime.records.messages import EngineFacts
+from girih.runtime.records.pooling_params import PoolingFacts
 from girih.serve.config import SamplingConfig, ServeConfig
-from girih.serve.engine_start import Built, InlineStart
-from girih.serve.server import GirihServer
-from girih.serve.tokenizer import Tokenizer
+from girih.serve.engine.engine_start import Built, InlineStart
+from girih.serve.http.server import GirihServer
+from girih.serve.text.tokenizer import Tokenizer
 
 MODEL = "fake"
 EMBEDDER = PoolingFacts(mode="last", width=2, activation="identity")
@@ -172,7 +172,7 @@ class RunningServer:
             return False
 
     def _build(self, progress: Any) -> Built:
-        from girih.graph.progress import ProgressEvent
+        from girih.kernels.base.progress import ProgressEvent
 
         progress(ProgressEvent("compile", 1, 3, "tile 1 of 3"))
         if self.hold is not None:

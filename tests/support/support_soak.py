@@ -336,7 +336,7 @@ def soak_fake(seconds: float, **options: Any) -> tuple[Report, int]:
 def serving_model(model: str, words: list[str]) -> Iterator[Server]:
     """Serve a real model on a free port."""
     settings = [f"model={model}", "port=0", "serve.log_requests=false"]
-    command = [sys.executable, "-m", "girih.serve.cli", "serve", *settings, *words]
+    command = [sys.executable, "-m", "girih.serve.cli.main", "serve", *settings, *words]
     with running(command) as server:
         yield server
 

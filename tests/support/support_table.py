@@ -9,9 +9,9 @@ from pathlib import Path
 
 from support_agreement import Row
 
-from girih.graph.cache_dir import cache_dir
-from girih.kernels.library_sources import source_digest
-from girih.passes.key import compiler_digest
+from girih.kernels.base.cache_dir import cache_dir
+from girih.kernels.build.sources import source_digest
+from girih.passes.build.key import compiler_digest
 from girih.passes.pipeline import PIPELINE
 
 COLUMNS = ("family", "pieces/tiles", "error", "compiled", "result", *PIPELINE)

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import torch
 from support_fake_runner import _choose, _extend
 
-from girih.graph.executable import StepInputs
-from girih.kernels.kv_groups import FULL
-from girih.runtime.batch import PersistentBatch
-from girih.runtime.model_runner import CompiledModelRunner
+from girih.graph.execute.executable import StepInputs
+from girih.kernels.kv.groups import FULL
+from girih.runtime.step.batch import PersistentBatch
+from girih.runtime.step.generate import CompiledModelRunner
 from girih.runtime.structured.rows import GrammarRows
 
 

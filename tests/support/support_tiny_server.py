@@ -31,7 +31,14 @@ def running_tiny_server(*words: str) -> Iterator[str]:
     """Start the server with further `key=value` words; yields its URL, ends it afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         model = tiny_chat_model(Path(folder))
-        command = [sys.executable, "-m", "girih.serve.cli", "serve", f"model={model}", "opt=O0"]
+        command = [
+            sys.executable,
+            "-m",
+            "girih.serve.cli.main",
+            "serve",
+            f"model={model}",
+            "opt=O0",
+        ]
         settings = ["port=0", "threads=1", "num_blocks=256", "serve.log_requests=false"]
         log = Path(folder) / "log"
         with (

@@ -15,8 +15,8 @@ from tokenizers import (
     trainers,
 )
 
-from girih.serve.chat_template import ChatTemplate
-from girih.serve.tokenizer import Tokenizer as GirihTokenizer
+from girih.serve.text.chat_template import ChatTemplate
+from girih.serve.text.tokenizer import Tokenizer as GirihTokenizer
 
 SPECIAL = ["<|end|>", "<|im_start|>", "<|im_end|>"]
 TEXT = [

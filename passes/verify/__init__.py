@@ -1,0 +1,4 @@
+"""Self-checks of a build: rows, passes and tiles against a reference, and bisecting the pipeline.
+
+Must not know: requests, schedulers.
+"""

@@ -1,0 +1,131 @@
+"""The program of a start: a bundle's code, eager pieces, or these until a bundle is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from girih.graph.bundle.bundle import Bundle
+from girih.graph.files.spec import ModelSpec
+from girih.graph.ir.program import ProgramLayout
+from girih.graph.ir.weight_plan import WeightPlan
+from girih.graph.partition.partition import Program
+from girih.graph.tiles.inductor import TileFn, eager_tile, load_tile
+from girih.graph.trace.eager_modules import build_eager_modules
+from girih.graph.trace.trace import build_on_meta, trace
+from girih.kernels.base.progress import Progress
+from girih.kernels.build.library import load_library
+from girih.passes.build.background import BuildObserver
+from girih.passes.build.build import find_or_build, lower_and_partition
+from girih.passes.build.key import bundle_key
+from girih.runtime.start.context import Start
+from girih.runtime.start.serving_build import ServingBuild
+
+
+@dataclass(frozen=True)
+class RunnableProgram:
+    """What binding needs.
+
+    Attributes:
+        layout: steps, values, weights' names.
+        tiles: what runs a piece, by tile key.
+        weights: how the checkpoint becomes the weights.
+        constants: tensors the trace computed.
+        key: the bundle's key ("eager" at O0).
+        attention: backend that must run; None leaves the choice to the executable.
+        bundle: where the code came from.
+        build: the build behind eager pieces.
+    """
+
+    layout: ProgramLayout
+    tiles: dict[str, TileFn]
+    weights: WeightPlan
+    constants: dict[str, torch.Tensor]
+    key: str
+    attention: str | None
+    bundle: Bundle | None = None
+    build: ServingBuild | None = None
+
+    def release(self) -> None:
+        """End the build behind the pieces, and let the cache remove the bundle."""
+        if self.build is not None:
+            self.build.cancel()
+        if self.bundle is not None:
+            self.bundle.release()
+
+
+def obtain_program(start: Start) -> RunnableProgram:
+    """What the configuration asks for.
+
+    Raises:
+        TraceError, CompileError, BundleError: the model cannot be compiled.
+    """
+    if not start.config.opt.compile:
+        return _eager(start)
+    if start.config.compile.mode == "background":
+        return _while_compiling(start)
+    bundle, start.report.bundle = start.report.timed("bundle", lambda: _find(start))
+    return _loaded(start, bundle)
+
+
+def bundle_code(bundle: Bundle, spec: ModelSpec) -> dict[str, TileFn]:
+    """The compiled tiles of a bundle by key; the modules of `spec` that stay eager are built."""
+    build_eager_modules(bundle.layout, lambda: build_on_meta(spec))
+    return bundle_tiles(bundle)
+
+
+def bundle_tiles(bundle: Bundle) -> dict[str, TileFn]:
+    """The compiled tiles of a bundle by key, its kernel library loaded first."""
+    load_library(bundle.library)
+    return {key: load_tile(bundle.package(key)) for key in bundle.layout.tile_counts}
+
+
+def _while_compiling(start: Start) -> RunnableProgram:
+    """The bundle's code, or eager pieces to start with when it must be built first."""
+    build = ServingBuild(partial(_find, start), start.progress)
+    program = start.report.timed("trace and lower", build.program)
+    if program is None:
+        bundle, start.report.bundle = build.result()
+        return _loaded(start, bundle)
+    start.report.bundle = "being built; eager pieces run until then"
+    key = bundle_key(start.spec, start.config.opt, start.target)
+    return replace(_eager_pieces(program, start), key=key.digest, build=build)
+
+
+def _eager(start: Start) -> RunnableProgram:
+    """Trace; the pieces run operation by operation on reference attention."""
+    opt, report = start.config.opt, start.report
+    traced = report.timed("trace", lambda: trace(start.spec, start.progress))
+    _, program = report.timed("lower", lambda: lower_and_partition(traced, opt, start.target))
+    report.bundle = f"none: {opt.level} runs eager pieces"
+    return _eager_pieces(program, start)
+
+
+def _eager_pieces(program: Program, start: Start) -> RunnableProgram:
+    start.report.trial = program.trial_line
+    tiles = {key: eager_tile(tile.graph) for key, tile in program.tiles.items()}
+    return RunnableProgram(
+        program.layout, tiles, program.weights, program.constants, "eager", "reference"
+    )
+
+
+def _find(
+    start: Start, observer: BuildObserver | None = None, progress: Progress | None = None
+) -> tuple[Bundle, str]:
+    return find_or_build(
+        start.spec,
+        start.config.opt,
+        start.target,
+        start.bundle_place,
+        progress or start.progress,
+        observer,
+    )
+
+
+def _loaded(start: Start, bundle: Bundle) -> RunnableProgram:
+    tiles = start.report.timed("load tiles", lambda: bundle_code(bundle, start.spec))
+    return RunnableProgram(
+        bundle.layout, tiles, bundle.weights, bundle.constants, bundle.key.digest, None, bundle
+    )

@@ -1,0 +1,325 @@
+"""The persistent batch: one row per running request in fixed buffers, and the step made of it.
+
+    row r:  token_ids[r] = [prompt | output ....]   block_table[r] = [block ids ....]
+                            ╰ num_computed ╯ ╰ this step ╯
+
+A step writes only what changed (rows that come or go, new blocks, sampled tokens) and gathers
+the rest, vectorised, into packed arrays without padding. Rows stay dense: the last row moves
+into the gap of one that leaves. Knows no model and does not sample. A request that failed on its
+own keeps its row until it is gone, but no step is made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from girih.kernels.base.errors import EngineError
+from girih.runtime.isolation import RowFailures
+from girih.runtime.records.plans import (
+    ModelRunnerOutput,
+    NewRequest,
+    RunningUpdate,
+    SchedulerOutput,
+)
+from girih.runtime.sample.logits_processors import NamedProcessor
+from girih.runtime.sample.rows import SamplingRows
+from girih.runtime.sample.sampler import SamplerOutput, SamplingInputs
+
+IntArray = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class PromptRows:
+    """Rows of a step's logits that predict prompt tokens (for prompt logprobs).
+
+    Attributes:
+        request_id: whose prompt.
+        start: first of these rows in the logits.
+        stop: one past the last.
+        token_ids: int64 [stop - start], the prompt tokens they predict.
+        num_logprobs: alternatives to list, -1 for the whole vocabulary.
+    """
+
+    request_id: str
+    start: int
+    stop: int
+    token_ids: torch.Tensor
+    num_logprobs: int
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """Inputs of one step: T packed tokens of R requests, G KV groups; all tensors on the CPU.
+
+    Attributes:
+        step_id: of the plan.
+        request_ids: the R requests in order.
+        ids: int64 [T] token ids.
+        positions: int64 [T] place of each token in its sequence.
+        query_start: int32 [R + 1], where each request's tokens begin.
+        seq_lens: int32 [R], context with this step's tokens.
+        block_table: int32 [R, blocks of the longest context]; [G, R, ...] unless G is 1.
+        slot_mapping: int64 [T], where each token's KV goes; [G, T] unless G is 1.
+        state_slots: int32 [R], where each request's recurrent state is kept.
+        logits_index: int64 [S + P], tokens whose logits are needed: the S to sample from
+            first, then those of `prompt_rows`.
+        sampled_ids: the S requests sampled from, in the order of their logits.
+        sampled_rows: their rows in the batch.
+        rows: rows of all R requests in the batch.
+        prompt_rows: prompts to score.
+    """
+
+    step_id: int
+    request_ids: list[str]
+    ids: torch.Tensor
+    positions: torch.Tensor
+    query_start: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    state_slots: torch.Tensor
+    logits_index: torch.Tensor
+    sampled_ids: list[str]
+    sampled_rows: IntArray
+    rows: IntArray
+    prompt_rows: tuple[PromptRows, ...]
+
+    @property
+    def num_samples(self) -> int:
+        """S: the first rows of the logits, to sample from."""
+        return len(self.sampled_ids)
+
+
+class PersistentBatch:
+    """Rows of the running requests.
+
+    Args:
+        max_num_seqs: rows.
+        max_model_len: tokens per row.
+        block_size: token slots per KV block.
+        vocab_size: width of the logits.
+        num_groups: KV groups; a row's block table has one block of each per `block_size` tokens.
+        processors: plug-ins that change logits.
+
+    Attributes:
+        row_of: request id -> row.
+        failures: requests that failed on their own.
+    """
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        vocab_size: int,
+        num_groups: int = 1,
+        processors: Sequence[NamedProcessor] = (),
+    ) -> None:
+        max_blocks = -(-max_model_len // block_size) * num_groups
+        self.block_size = block_size
+        self.num_groups = num_groups
+        self.row_of: dict[str, int] = {}
+        self.failures = RowFailures()
+        self._ids: list[str] = []  # row -> request id
+        # A prompt of full length that is only scored is sampled from too.
+        self._token_ids = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
+        self._block_table = np.zeros((max_num_seqs, max_blocks), np.int32)
+        self._num_tokens = np.zeros(max_num_seqs, np.int32)
+        self._num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
+        self._num_computed_tokens = np.zeros(max_num_seqs, np.int32)
+        self._num_blocks = np.zeros(max_num_seqs, np.int32)
+        # Rows move, states do not: a row keeps the number of its state. Always a permutation.
+        self._state_slots = np.arange(max_num_seqs, dtype=np.int32)
+        self._sampling = SamplingRows(max_num_seqs, vocab_size, processors)
+        self._prompt_logprobs: dict[str, int] = {}  # requests whose prompt is still to be scored
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def update(self, plan: SchedulerOutput) -> None:
+        """Bring the rows up to date.
+
+        Raises:
+            EngineError: the plan and the rows disagree about a request.
+        """
+        gone = (*plan.finished_ids, *plan.preempted_ids)
+        for request_id in gone:
+            if request_id in self.row_of:
+                self._remove(request_id)
+        self.failures.forget(gone)
+        self.failures.each(((new.request_id, new) for new in plan.new_requests), self._add)
+        self.failures.each(((news.request_id, news) for news in plan.running), self._continue)
+
+    def gather(self, plan: SchedulerOutput, request_ids: list[str]) -> StepBatch:
+        """Gather the inputs of a step with some requests of `plan`, at least one, in its order."""
+        scheduled = plan.num_scheduled_tokens
+        rows = np.array([self.row_of[request_id] for request_id in request_ids])
+        counts = np.array([scheduled[request_id] for request_id in request_ids], np.int64)
+        return self._gather(plan.step_id, request_ids, rows, counts)
+
+    def sampling(self, step: StepBatch, part: slice) -> SamplingInputs:
+        """What a part of the step's S rows asks of the sampler."""
+        history = (self._token_ids, self._num_tokens, self._num_prompt_tokens)
+        return self._sampling.gather(step.sampled_rows[part], *history)
+
+    def commit(
+        self, step: StepBatch, part: slice, output: SamplerOutput, result: ModelRunnerOutput
+    ) -> None:
+        """Take in what was sampled for a part of the step's S rows, and add it to the result."""
+        rows, request_ids = step.sampled_rows[part], step.sampled_ids[part]
+        self._token_ids[rows, self._num_tokens[rows]] = output.token_ids.numpy()
+        self._num_tokens[rows] += 1
+        tokens = [[token_id] for token_id in output.token_ids.tolist()]
+        result.sampled_token_ids.update(zip(request_ids, tokens, strict=True))
+        for request_id, record in zip(request_ids, output.logprobs or (), strict=False):
+            if record is not None:
+                result.logprobs[request_id] = [record]
+
+    def advance(self, step: StepBatch) -> None:
+        """Take in that the step's tokens are computed."""
+        self._num_computed_tokens[step.rows] = step.seq_lens.numpy()
+
+    # ---- rows ----
+
+    def _continue(self, update: RunningUpdate) -> None:
+        row = self.row_of.get(update.request_id)
+        if row is None or self._num_computed_tokens[row] != update.num_computed_tokens:
+            raise EngineError(
+                f"a step continues request {update.request_id!r} at token "
+                f"{update.num_computed_tokens}; its row is at "
+                f"{None if row is None else self._num_computed_tokens[row]}"
+            )
+        if update.new_block_ids:
+            self._append_blocks(row, update.new_block_ids)
+
+    def _append_blocks(self, row: int, block_ids: tuple[int, ...] | list[int]) -> None:
+        start = self._num_blocks[row]
+        self._block_table[row, start : start + len(block_ids)] = block_ids
+        self._num_blocks[row] = start + len(block_ids)
+
+    def _add(self, request: NewRequest) -> None:
+        request_id, row = request.request_id, len(self._ids)
+        if request_id in self.row_of or row == len(self._num_tokens):
+            raise EngineError(
+                f"request {request_id!r} cannot be added: its row exists or all "
+                f"{len(self._num_tokens)} rows are taken"
+            )
+        num_tokens = len(request.token_ids)
+        self._ids.append(request_id)
+        self.row_of[request_id] = row
+        self._token_ids[row, :num_tokens] = request.token_ids
+        self._num_tokens[row] = num_tokens
+        self._num_prompt_tokens[row] = request.num_prompt_tokens
+        self._num_computed_tokens[row] = request.num_computed_tokens
+        self._num_blocks[row] = 0
+        self._append_blocks(row, request.block_ids)
+        self._sampling.set(row, request)
+        asked = request.sampling.prompt_logprobs
+        if asked is not None and num_tokens == request.num_prompt_tokens:
+            self._prompt_logprobs[request_id] = asked
+
+    def _remove(self, request_id: str) -> None:
+        row = self.row_of.pop(request_id)
+        self._prompt_logprobs.pop(request_id, None)
+        self.failures.each([(request_id, row)], self._sampling.drop)
+        last = len(self._ids) - 1
+        last_id = self._ids.pop()
+        if row == last:
+            return
+        self._ids[row] = last_id
+        self.row_of[last_id] = row
+        num_tokens, num_blocks = self._num_tokens[last], self._num_blocks[last]
+        self._token_ids[row, :num_tokens] = self._token_ids[last, :num_tokens]
+        self._block_table[row, :num_blocks] = self._block_table[last, :num_blocks]
+        for column in (
+            self._num_tokens,
+            self._num_prompt_tokens,
+            self._num_computed_tokens,
+            self._num_blocks,
+        ):
+            column[row] = column[last]
+        self._state_slots[[row, last]] = self._state_slots[[last, row]]
+        self.failures.each([(last_id, last)], lambda source: self._sampling.move(source, row))
+
+    # ---- steps ----
+
+    def _gather(
+        self, step_id: int, request_ids: list[str], rows: IntArray, counts: IntArray
+    ) -> StepBatch:
+        query_start = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(counts, out=query_start[1:])
+        computed = self._num_computed_tokens[rows]
+        seq_lens = computed + counts.astype(np.int32)
+        token_rows = np.repeat(rows, counts)  # [T]
+        positions = np.arange(query_start[-1], dtype=np.int64)
+        positions += np.repeat(computed - query_start[:-1], counts)
+        is_sampled = seq_lens == self._num_tokens[rows]
+        sampled_rows = rows[is_sampled]
+        logits_index = query_start[1:][is_sampled].astype(np.int64) - 1
+        prompt_rows: tuple[PromptRows, ...] = ()
+        if self._prompt_logprobs:
+            prompt_rows, extra = self._prompt_rows(rows, query_start, len(logits_index))
+            logits_index = np.concatenate([logits_index, *extra])
+        block_table, slot_mapping = self._kv_places(rows, token_rows, positions, seq_lens)
+        return StepBatch(
+            step_id=step_id,
+            request_ids=request_ids,
+            ids=torch.from_numpy(self._token_ids[token_rows, positions].astype(np.int64)),
+            positions=torch.from_numpy(positions),
+            query_start=torch.from_numpy(query_start),
+            seq_lens=torch.from_numpy(seq_lens),
+            block_table=torch.from_numpy(block_table),
+            slot_mapping=torch.from_numpy(slot_mapping),
+            state_slots=torch.from_numpy(self._state_slots[rows]),
+            logits_index=torch.from_numpy(logits_index),
+            sampled_ids=[self._ids[row] for row in sampled_rows.tolist()],
+            sampled_rows=sampled_rows,
+            rows=rows,
+            prompt_rows=prompt_rows,
+        )
+
+    def _kv_places(
+        self, rows: IntArray, token_rows: IntArray, positions: IntArray, seq_lens: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        """Block table and slot mapping of a step, as in `StepBatch`."""
+        size, groups = self.block_size, self.num_groups
+        num_columns = -(-int(seq_lens.max()) // size)
+        if groups == 1:
+            table = self._block_table
+            slots = table[token_rows, positions // size].astype(np.int64) * size
+            return table[rows, :num_columns], slots + positions % size
+        if groups == 0:
+            return np.zeros((0, len(rows), 0), np.int32), np.zeros((0, len(positions)), np.int64)
+        tables = self._block_table.reshape(len(self._block_table), -1, groups)
+        slots = tables[token_rows, positions // size].T.astype(np.int64) * size + positions % size
+        used = tables[rows, :num_columns].transpose(2, 0, 1)
+        return used.copy(), slots.copy()  # row by row, whatever the lengths
+
+    def _prompt_rows(
+        self, rows: IntArray, query_start: IntArray, first: int
+    ) -> tuple[tuple[PromptRows, ...], list[IntArray]]:
+        """Prompt tokens that this step's logits predict; the rows follow row `first`."""
+        found, index = [], []
+        for place, row in enumerate(rows.tolist()):
+            request_id = self._ids[row]
+            if request_id not in self._prompt_logprobs:
+                continue
+            start = int(self._num_computed_tokens[row])
+            num_tokens = int(query_start[place + 1] - query_start[place])
+            last = int(self._num_prompt_tokens[row]) - 1  # predicts output, not prompt
+            count = min(start + num_tokens, last) - start
+            if count <= 0:
+                continue
+            targets = self._token_ids[row, start + 1 : start + 1 + count].astype(np.int64)
+            asked = self._prompt_logprobs[request_id]
+            found.append(
+                PromptRows(request_id, first, first + count, torch.from_numpy(targets), asked)
+            )
+            index.append(np.arange(query_start[place], query_start[place] + count))
+            first += count
+        return tuple(found), index

@@ -1,1 +1,0 @@
-"""Batch files in OpenAI's format: JSON lines in, JSON lines out."""

@@ -1,0 +1,4 @@
+"""`LLM` and batch files: requests of a program, without HTTP of its own.
+
+Must not know: the command line.
+"""

@@ -1,1 +1,0 @@
-"""Text of a model split into content, reasoning and tool calls; one small module per format."""

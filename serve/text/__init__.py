@@ -1,0 +1,4 @@
+"""Text to ids and back: tokenizer, chat templates, detokenizer, stop strings.
+
+Must not know: HTTP, engines.
+"""

@@ -1,0 +1,98 @@
+"""The page of `girih explain`, and the costs of tiles that it shows."""
+
+import math
+import re
+import time
+
+import pytest
+from support_models import program_of, tiny_model, tiny_traced
+
+from girih.conf.compose import compose_config, to_engine_config
+from girih.graph.tiles.inductor import eager_tile
+from girih.kernels.base.errors import ConfigError
+from girih.passes.options import PASS_NAMES
+from girih.runtime.inspect import compiler_tools
+from girih.runtime.inspect.tile_stats import tile_cost
+from girih.runtime.start import launch, runnable_program
+from girih.runtime.start.context import start_of
+
+
+@pytest.fixture
+def config(monkeypatch, tmp_path):
+    monkeypatch.setenv("GIRIH_CACHE_DIR", str(tmp_path / "cache"))
+    return to_engine_config(compose_config("explain", [f"model={tiny_model('llama')}"]))
+
+
+def test_the_page_holds_everything_and_needs_nothing(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiler_tools, "trace", lambda spec, progress: tiny_traced("llama"))
+    path = tmp_path / "page.html"
+    compiler_tools.write_page(config, path)
+    page = path.read_text()
+    for name in PASS_NAMES:
+        assert f"<td>{name}</td>" in page
+        assert f"<summary>{name}: before and after</summary>" in page
+    assert 'class="add">+%' in page
+    assert 'class="del">-%' in page
+    assert "depends on that token only: 3 tiles run, within" in page
+    keys = set(re.findall(r"tile ([0-9a-f]{16})", page))
+    assert len(keys) == 3
+    assert page.count('class="a" title="attention') == 2
+    assert "run <code>girih compile</code> first" in page
+    assert not re.search(r"(src|href)=|https?:|@import|url\(", page)
+    assert page.count("<details") == page.count("</details>") == len(PASS_NAMES) + 2
+
+
+def test_explain_and_a_start_say_what_the_tiles_showed(config, monkeypatch):
+    monkeypatch.setattr(launch, "trace", lambda spec, progress: tiny_traced("llama"))
+    assert "each token's row depends on that token only: 3 tiles run" in launch.explain(config)
+    monkeypatch.setattr(runnable_program, "trace", lambda spec, progress: tiny_traced("llama"))
+    eager = to_engine_config(compose_config("explain", [f"model={tiny_model('llama')}", "opt=O0"]))
+    start = start_of(eager)
+    runnable_program.obtain_program(start)
+    assert "each token's row depends on that token only: 3 tiles run" in start.report.as_text()
+
+
+def test_a_file_that_cannot_be_written_is_named(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiler_tools, "trace", lambda spec, progress: tiny_traced("llama"))
+    with pytest.raises(ConfigError, match=r"explain\.html is .*cannot be written: .*directory"):
+        compiler_tools.write_page(config, tmp_path)
+
+
+def test_costs_of_a_middle_tile():
+    """o_proj, gate+up, down, qkv of a layer with 64 units, 96 in the MLP, 128 rows of qkv."""
+    tiles = list(program_of(tiny_traced("llama")).tiles.values())
+    products = 64 * 64 + 64 * 192 + 96 * 64 + 64 * 128
+    for tokens in (1, 256):
+        cost = tile_cost(tiles[1].graph, tokens, None)
+        assert cost.flops == 2 * products * tokens
+        assert cost.seconds is None
+        assert cost.share_of(1e9, 1e9) is None
+    one, many = (tile_cost(tiles[1].graph, t, None).num_bytes for t in (1, 2))
+    weights = 4 * (products + 2 * 64)
+    assert one - (many - one) == weights
+
+
+def test_of_a_table_only_the_rows_looked_up_count():
+    first = next(iter(program_of(tiny_traced("llama")).tiles.values()))
+    cost = tile_cost(first.graph, 1, None)
+    table = 424 * 64 * 4
+    qkv = 64 * 128 * 4
+    assert qkv < cost.num_bytes < table
+
+
+def test_a_tile_slower_than_the_time_for_measuring_has_a_time():
+    tile = list(program_of(tiny_traced("llama")).tiles.values())[1]
+    eager = eager_tile(tile.graph)
+
+    def slow(inputs):
+        time.sleep(0.2)
+        return eager(inputs)
+
+    assert 0.2 < tile_cost(tile.graph, 1, slow).seconds < math.inf
+
+
+def test_times_are_measured_when_there_is_code():
+    tile = list(program_of(tiny_traced("llama")).tiles.values())[1]
+    cost = tile_cost(tile.graph, 1, eager_tile(tile.graph))
+    assert cost.seconds > 0
+    assert cost.share_of(1e12, 1e15) == pytest.approx(cost.num_bytes / 1e12 / cost.seconds)
