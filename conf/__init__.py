@@ -1,1 +1,4 @@
-"""Hydra configuration groups and their schemas."""
+"""Hydra configuration groups and their schemas.
+
+Must not know: how a verb uses them.
+"""

@@ -1,1 +1,4 @@
-"""Custom operators, attention backends and the CPU kernel library."""
+"""Custom operators, attention backends, the KV cache's layout and the CPU kernel library.
+
+Must not know: models, graphs, requests.
+"""

@@ -73,5 +73,5 @@ def pipeline() -> tuple[Pass, ...]:
     from girih.passes.pass_api import PASSES
 
     for name in PIPELINE:
-        importlib.import_module(f"girih.passes.{name}")
+        importlib.import_module(f"girih.passes.rewrites.{name}")
     return tuple(PASSES[name] for name in PIPELINE)

@@ -1,1 +1,4 @@
-"""Requests, scheduling, KV blocks, batches, sampling and the engine core."""
+"""Requests, scheduling, KV blocks, batches, sampling, the engine core and the way to it.
+
+Must not know: HTTP, Hydra.
+"""

@@ -1,1 +1,4 @@
-"""Command line, HTTP API, rendering and detokenising."""
+"""Command line, HTTP API, `LLM`, text: everything between people and the engine's boundary.
+
+Must not know: tensors.
+"""

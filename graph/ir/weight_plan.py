@@ -2,8 +2,8 @@
 
 A `WeightPlan` lists the tensors the compiled program takes as inputs. Each entry names the
 checkpoint tensors whose rows it is made of and the form it is kept in; the loader
-(`graph/weights/load.py`) fills entries one checkpoint tensor at a time, so no concatenation or packing
-ever happens after loading. Passes rewrite the plan together with the graph.
+(`graph/weights/load.py`) fills entries one checkpoint tensor at a time, so no concatenation or
+packing ever happens after loading. Passes rewrite the plan together with the graph.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-SOURCE_DIR = Path(__file__).parent / "cpu"
+SOURCE_DIR = Path(__file__).parents[1] / "cpu"
 # Headers that stand before the system's, for code of an AVX2 machine: they are read faster.
 LEAN_HEADERS = SOURCE_DIR / "lean"
 

@@ -1,6 +1,6 @@
 """The custom ops of namespace `girih`: schemas, shape rules (fakes) and reference kernels.
 
-Importing this module is enough to trace and to run; `girih.kernels.build.library.load_library` replaces
+Importing this module is enough to trace and to run; `load_library` (`kernels/build`) replaces
 the CPU kernels by the C++ ones.
 
 `girih::attention(q, k, v, scale, causal, window, softcap, sinks, slopes, chunk) -> out`

@@ -15,7 +15,7 @@ from girih.kernels.build.sources import source_digest
 from girih.kernels.base.target import Target
 from girih.passes.options import PASS_NAMES, OptConfig
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def bundle_key(spec: ModelSpec, opt: OptConfig, target: Target) -> BundleKey:
@@ -49,51 +49,38 @@ def tuned(target: Target, opt: OptConfig) -> Target:
     return replace(target, fast_math=opt.fast_math)
 
 
-# Files of graph/ and kernels/ that decide what is compiled; passes/ counts as a whole.
+# What decides what is compiled: folders, each with all it holds, and single files.
 DECIDING = (
-    "graph/aoti_include/regex",
-    "graph/tiles/settings.py",
-    "graph/tiles/worker.py",
-    "graph/adapt/adaptations.py",
-    "graph/adapt/adapted_classes.py",
-    "graph/trace/call_form.py",
-    "graph/adapt/capture.py",
-    "graph/weights/conversions.py",
-    "graph/trace/eager_modules.py",
-    "graph/trace/eager_verify.py",
-    "graph/trace/exported_weights.py",
-    "graph/tiles/inductor.py",
-    "graph/adapt/mask_request.py",
-    "graph/ir/opaque.py",
-    "graph/trace/open_calls.py",
-    "graph/ir/order.py",
-    "graph/partition/partition.py",
-    "graph/adapt/pooled_model.py",
-    "graph/ir/program.py",
-    "graph/adapt/recurrent_functions.py",
-    "graph/adapt/rotary.py",
+    "graph/adapt",
     "graph/files/rotary_facts.py",
     "graph/files/spec.py",
-    "graph/trace/stamp.py",
     "graph/files/task.py",
-    "graph/ir/text.py",
-    "graph/ir/tile_file.py",
-    "graph/trace/trace.py",
-    "graph/ir/weight_plan.py",
-    "kernels/attention/backends.py",
-    "kernels/ops/eager.py",
-    "kernels/ops/experts.py",
+    "graph/ir",
+    "graph/partition",
+    "graph/tiles",
+    "graph/trace",
+    "graph/weights/conversions.py",
+    "kernels/attention",
     "kernels/kv/layout.py",
-    "kernels/ops/schemas.py",
-    "kernels/ops/packing.py",
-    "kernels/ops/state.py",
+    "kernels/ops",
+    "passes",
 )
 
 
 def compiler_digest() -> str:
     """Hash of the sources that decide what is compiled: a changed pass makes old bundles miss."""
-    paths = [ROOT / name for name in DECIDING] + sorted((ROOT / "passes").glob("*.py"))
     digest = hashlib.sha256()
-    for path in paths:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for path in deciding_files():
+        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def deciding_files() -> list[Path]:
+    """The files of `DECIDING`, in one order."""
+    found = {
+        path
+        for name in DECIDING
+        for path in ([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*"))
+        if path.is_file() and path.suffix in (".py", "") and "__pycache__" not in path.parts
+    }
+    return sorted(found)

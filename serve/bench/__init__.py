@@ -1,1 +1,4 @@
-"""Load generator: timed requests against any OpenAI-compatible endpoint."""
+"""Load generator: timed requests against any OpenAI-compatible endpoint.
+
+Must not know: girih's own engine.
+"""

@@ -56,7 +56,7 @@ def as_text(report: Report) -> str:
 
 
 def _software() -> Iterator[tuple[str, str]]:
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     is_checkout = (root / ".git").exists()  # a wheel may lie inside somebody else's repository
     commit = is_checkout and _output("git", "-C", str(root), "log", "-1", "--format=%h %cs")
     yield "girih", f"{__version__} ({commit})" if commit else __version__

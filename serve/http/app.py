@@ -43,6 +43,7 @@ def create_app(state: ServerState, lifespan: Lifespan | None = None) -> FastAPI:
         title="girih", version=__version__, openapi_url=None, docs_url=None, lifespan=alive
     )
     app.state.server = state
+    app.state.responses = responses.Responses(state.config)
     install_error_handlers(app)
     routers = [*openapi.ROUTERS, *(m.router for m in (openapi, reference, metrics, web))]
     if state.config.admin_key is not None:

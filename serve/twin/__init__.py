@@ -1,1 +1,4 @@
-"""The capacity twin: the engine's scheduler on a clock of its own, with a cost for each step."""
+"""The capacity simulator: the engine's scheduler on a clock of its own, with measured step costs.
+
+Must not know: models, tensors.
+"""

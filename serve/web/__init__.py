@@ -1,4 +1,7 @@
-"""The page at `/`: plain files without a build step, read from the package."""
+"""The page at `/`: plain files without a build step, read from the package.
+
+Must not know: engines.
+"""
 
 from __future__ import annotations
 

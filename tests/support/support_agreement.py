@@ -1,4 +1,4 @@
-"""Whether a family compiles to what transformers computes (`girih.runtime.verify.agreement`), as a row."""
+"""Whether a family compiles to what transformers computes (`runtime/verify`), as a row."""
 
 from __future__ import annotations
 

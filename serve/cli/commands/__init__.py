@@ -1,1 +1,4 @@
-"""One module per verb, imported when the verb is used."""
+"""One module per verb, imported when the verb is used.
+
+Must not know: each other.
+"""

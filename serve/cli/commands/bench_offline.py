@@ -20,7 +20,7 @@ from girih.serve.progress import ProgressDisplay
 if TYPE_CHECKING:
     from girih.serve.offline.llm import LLM
 
-WORKLOADS = Path(__file__).parents[2] / "conf" / "bench" / "workloads.json"
+WORKLOADS = Path(__file__).parents[3] / "conf" / "bench" / "workloads.json"
 WARM_UP_IDS = list(range(10, 26))
 KEEPS_CACHE = "prefix"  # the workload that measures prefix caching
 

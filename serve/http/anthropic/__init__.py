@@ -1,1 +1,4 @@
-"""Anthropic's Messages API over the chat pipeline."""
+"""Anthropic's Messages API over the chat pipeline.
+
+Must not know: other APIs.
+"""

@@ -1,4 +1,4 @@
-"""Notes every HTTP request for the metrics, which the core keeps (see `runtime/observe/metrics.py`)."""
+"""Notes every HTTP request for the metrics, which the core keeps (`runtime/observe/metrics.py`)."""
 
 from __future__ import annotations
 

@@ -19,8 +19,6 @@ from girih.serve.engine.async_engine import AsyncEngine
 from girih.serve.http.base.bodies import BodyType, read_body
 from girih.serve.http.base.errors import RETRY_SECONDS, ApiError
 from girih.serve.http.base.http_metrics import HttpSeen
-from girih.serve.http.responses.background import BackgroundRuns
-from girih.serve.http.responses.store import ResponseStore
 from girih.serve.text.sampling_defaults import SamplingDefaults
 from girih.serve.text.texts import require_task
 from girih.serve.text.tokenizer import Tokenizer
@@ -88,8 +86,6 @@ class ServerState:
         served: the model once it is ready.
         failure: why building failed, or None.
         draining: no new requests are taken.
-        responses: turns of /v1/responses.
-        background: those of them that run without a client that waits.
         http_seen: HTTP requests that the metrics do not count yet.
     """
 
@@ -98,10 +94,6 @@ class ServerState:
         self.served: Served | None = None
         self.failure: str | None = None
         self.draining = False
-        # Several API processes would each know a part of the responses: then none are kept.
-        kept = config.max_stored_responses if config.api_processes == 1 else 0
-        self.responses = ResponseStore(kept, config.max_stored_bytes)
-        self.background = BackgroundRuns()
         self.http_seen = HttpSeen()
         self._event: ProgressEvent | None = None
         self._started = time.monotonic()

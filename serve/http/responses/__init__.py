@@ -1,1 +1,4 @@
-"""OpenAI's Responses API over the chat pipeline, with its memory bounded."""
+"""OpenAI's Responses API over the chat pipeline, with its memory bounded.
+
+Must not know: other APIs.
+"""

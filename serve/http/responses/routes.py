@@ -8,12 +8,14 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from girih.kernels.base.errors import QueueFullError, RequestError
+from girih.serve.config import ServeConfig
 from girih.serve.http.base.errors import as_api_error, json_response, renamed_params
-from girih.serve.http.base.state import ServerState, open_request
+from girih.serve.http.base.state import open_request
 from girih.serve.http.generation.chat_job import ChatJob, ChatNews, start_chat
 from girih.serve.http.generation.logprobs import LogprobsFormatter
 from girih.serve.http.generation.sampling import check_temperature
 from girih.serve.http.generation.streaming import KEEP_ALIVE, EventStream, event
+from girih.serve.http.responses.background import BackgroundRuns
 from girih.serve.http.responses.items import as_messages
 from girih.serve.http.responses.output import OutputBuilder, new_id
 from girih.serve.http.responses.protocol import PARAMS, SENT_AS, ResponsesRequest, as_chat
@@ -27,26 +29,42 @@ CONTINUED = ("completed", "incomplete")
 """Status of a response that a later turn may go on from."""
 
 
+class Responses:
+    """The turns of one server.
+
+    Attributes:
+        stored: those that can be continued or read again.
+        running: those that run without a client that waits.
+    """
+
+    def __init__(self, config: ServeConfig) -> None:
+        # Several API processes would each know a part of the responses: then none are kept.
+        kept = config.max_stored_responses if config.api_processes == 1 else 0
+        self.stored = ResponseStore(kept, config.max_stored_bytes)
+        self.running = BackgroundRuns()
+
+
 @router.post("/v1/responses")
 async def create_response(request: Request) -> Response:
     """Answer input items, streamed or whole; the answer is kept for later turns."""
     state, body, served = await open_request(request, ResponsesRequest)
+    kept = _kept(request)
     check_temperature(body.temperature)
-    _check_background(body, state)
-    history = _history(body, state.responses)
+    _check_background(body, kept, state.config.max_stored_responses)
+    history = _history(body, kept.stored)
     opening = [{"role": "system", "content": body.instructions}] if body.instructions else []
     chat = as_chat(body, opening + history)
     with renamed_params(PARAMS):
         job = await start_chat(request, chat, served, state, "resp_")
     # A client may send one x-request-id with several turns; each is kept.
-    job.plan.response_id = state.responses.free_id(job.plan.response_id)
-    writer = _ResponseWriter(body, job, history, state.responses)
+    job.plan.response_id = kept.stored.free_id(job.plan.response_id)
+    writer = _ResponseWriter(body, job, history, kept.stored)
     if body.stream:
         events = writer.events(state.config.keep_alive_seconds)
         return EventStream(events, job.streams, job.headers(body, SENT_AS))
     if body.background:
         begun = writer.begun()
-        state.background.start(job, writer.run())
+        kept.running.start(job, writer.run())
         return json_response(begun, headers=job.headers(body, SENT_AS))
     news = await job.whole(request)
     if news is None:
@@ -58,7 +76,7 @@ async def create_response(request: Request) -> Response:
 async def delete_response(request: Request, response_id: str) -> Response:
     """Forget a stored response, and end it if it still runs."""
     _store(request).get(response_id)
-    await _state(request).background.cancel(response_id)
+    await _kept(request).running.cancel(response_id)
     _store(request).delete(response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
@@ -81,7 +99,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
             "cancelled: close the connection of any other",
             param="response_id",
         )
-    await _state(request).background.cancel(response_id)
+    await _kept(request).running.cancel(response_id)
     return json_response(_store(request).get(response_id).body)
 
 
@@ -107,34 +125,33 @@ async def get_input_items(request: Request, response_id: str) -> Response:
     return json_response({"object": "list", "data": page, "has_more": more, **ends})
 
 
-def _state(request: Request) -> ServerState:
-    state: ServerState = request.app.state.server
-    return state
+def _kept(request: Request) -> Responses:
+    kept: Responses = request.app.state.responses
+    return kept
 
 
 def _store(request: Request) -> ResponseStore:
-    return _state(request).responses
+    return _kept(request).stored
 
 
-def _check_background(body: ResponsesRequest, state: ServerState) -> None:
+def _check_background(body: ResponsesRequest, kept: Responses, limit: int) -> None:
     if not body.background:
         return
-    store, limit = state.responses, state.config.max_stored_responses
     if body.stream:
         raise RequestError(
             "background and stream are both true; a response in the background is not streamed, "
             "ask GET /v1/responses/ID for it",
             param="background",
         )
-    if body.store is False or not store.keeps_any:
+    if body.store is False or not kept.stored.keeps_any:
         raise RequestError(
             "background is true, but the response would not be stored, so that nobody could read "
             "it (store is false, or serve.max_stored_responses is 0)",
             param="background",
         )
-    if len(state.background) >= limit:
+    if len(kept.running) >= limit:
         raise QueueFullError(
-            f"{len(state.background)} responses run in the background, serve.max_stored_responses "
+            f"{len(kept.running)} responses run in the background, serve.max_stored_responses "
             f"is {limit}: try again later"
         )
 

@@ -129,7 +129,8 @@ def test_missing_path(tmp_path):
 def test_resolving_a_directory_imports_neither_torch_nor_transformers(tmp_path):
     path = write_model(tmp_path / "m")
     script = (
-        "import sys; from girih.graph.files.sources import resolve_source; resolve_source(sys.argv[1]);"
+        "import sys; from girih.graph.files.sources import resolve_source\n"
+        "resolve_source(sys.argv[1])\n"
         "print([m for m in ('torch', 'transformers', 'huggingface_hub') if m in sys.modules])"
     )
     done = subprocess.run(

@@ -326,7 +326,8 @@ def test_settings_errors_import_no_torch():
         [
             sys.executable,
             "-c",
-            "import sys\nfrom girih.serve.cli.main import main\ncode = main(['generate', 'opt=O9'])\n"
+            "import sys\nfrom girih.serve.cli.main import main\n"
+            "code = main(['generate', 'opt=O9'])\n"
             "print(code, 'torch' in sys.modules)",
         ],
         capture_output=True,

@@ -106,7 +106,8 @@ BESIDE = {
 
 def test_completing_imports_nothing_heavy():
     code = (
-        "import sys\nfrom girih.serve.cli.main import main\nmain(['completion', 'words', 'serve', ''])\n"
+        "import sys\nfrom girih.serve.cli.main import main\n"
+        "main(['completion', 'words', 'serve', ''])\n"
         "print([n for n in ('torch', 'hydra', 'fastapi', 'httpx') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

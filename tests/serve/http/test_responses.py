@@ -244,7 +244,7 @@ def test_deleting_a_response_in_the_background_ends_it(slow, slow_client):
     slow.wait_idle()
     with pytest.raises(openai.NotFoundError):
         slow_client.responses.retrieve(begun.id)
-    assert len(slow.server.state.background) == 0
+    assert len(slow.server.app.state.responses.running) == 0
 
 
 def test_as_many_responses_run_in_the_background_as_can_be_kept(new_server):
