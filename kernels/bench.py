@@ -87,7 +87,7 @@ def typical_seconds(call: Callable[[], object], budget: float) -> float:
     return min(samples) if BEST else statistics.median(samples)
 
 
-def bench_linear(  # noqa: PLR0913 (a line of the table)
+def bench_linear(
     name: str, n: int, k: int, tokens: int, dtype: torch.dtype, peaks: Peaks, budget: float
 ) -> str:
     """Return a line on one packed linear at one number of tokens."""

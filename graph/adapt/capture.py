@@ -168,7 +168,7 @@ def _attention(
     return out[None], None
 
 
-def attention_op(  # noqa: PLR0913 (what an attention layer is)
+def attention_op(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

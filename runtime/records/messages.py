@@ -52,12 +52,6 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     """A front end's first words to a core; answered by `Progress` and `Ready`."""
 
 
-class AddRequest(msgspec.Struct, frozen=True, tag=True):
-    """Take a request in."""
-
-    request: EngineRequest
-
-
 class AddRequests(msgspec.Struct, frozen=True, tag=True):
     """Take requests in together, before the next step; one `Admission` for each, in order."""
 
@@ -84,7 +78,7 @@ class Call(msgspec.Struct, frozen=True, tag=True):
     arguments: dict[str, Any] = {}
 
 
-Command = Hello | AddRequest | AddRequests | AbortRequests | Call
+Command = Hello | AddRequests | AbortRequests | Call
 
 
 # ---- from the core ----
@@ -116,7 +110,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Admission(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a request of `AddRequest` or `AddRequests`.
+    """The answer to a request of `AddRequests`.
 
     Attributes:
         request_id: whose request.
@@ -226,7 +220,7 @@ def refusals_of(data: bytes, error: Exception) -> list[Admission | Answer]:
         fields = msgspec.msgpack.decode(data)
         if "call_id" in fields:
             return [Answer(int(fields["call_id"]), refusal=refusal)]
-        requests = fields.get("requests", [fields["request"]] if "request" in fields else [])
+        requests = fields.get("requests", [])
         return [Admission(str(request["request_id"]), refusal) for request in requests]
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError):
         return []

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from girih.graph.bundle.bundle import Bundle
 from girih.graph.execute.executable import kv_cache_specs
-from girih.graph.files.spec import ModelSpec
 from girih.graph.ir.program import ProgramLayout, program_map
 from girih.graph.trace.trace import trace
 from girih.kernels.base.errors import ConfigError
@@ -28,7 +26,6 @@ from girih.passes.build.prepare import prepare
 from girih.runtime.engine.core import EngineCore
 from girih.runtime.records.config import EngineConfig
 from girih.runtime.records.messages import EngineFacts
-from girih.runtime.records.pooling_params import PoolingFacts
 from girih.runtime.start.assembly import generating_core, pooling_core, watch_compiling
 from girih.runtime.start.binding import bind
 from girih.runtime.start.context import LaunchReport, Start, start_of
@@ -36,58 +33,21 @@ from girih.runtime.start.runnable_program import RunnableProgram, obtain_program
 
 
 @dataclass(frozen=True)
-class EngineHandle:
-    """A running engine and the facts a front end needs.
+class Engine:
+    """An engine that takes requests.
 
     Attributes:
         core: the engine core.
-        spec: the model.
-        name: name to show.
-        key: the bundle's key ("eager" at O0).
-        max_model_len: longest prompt + output, in tokens.
+        facts: what front ends are told of it.
         report: how the start went.
-        pooling: of a model that embeds or classifies.
     """
 
     core: EngineCore
-    spec: ModelSpec
-    name: str
-    key: str
-    max_model_len: int
+    facts: EngineFacts
     report: LaunchReport
-    pooling: PoolingFacts | None = None
-
-    @property
-    def facts(self) -> EngineFacts:
-        """What front ends are told of the engine."""
-        return EngineFacts(
-            name=self.name,
-            key=self.key,
-            model_path=str(self.model_path),
-            max_model_len=self.max_model_len,
-            vocab_size=self.vocab_size,
-            eos_token_ids=self.eos_token_ids,
-            task=self.spec.task,
-            pooling=self.pooling,
-        )
-
-    @property
-    def model_path(self) -> Path:
-        """Directory with the tokenizer."""
-        return self.spec.files.path
-
-    @property
-    def vocab_size(self) -> int:
-        """Width of the logits."""
-        return self.spec.vocab_size
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a generation."""
-        return self.spec.eos_token_ids
 
 
-def build_engine(config: EngineConfig, progress: Progress = no_progress) -> EngineHandle:
+def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engine:
     """Build an engine.
 
     Raises:
@@ -102,7 +62,7 @@ def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engi
     return engine_of(start, obtain_program(start))
 
 
-def engine_of(start: Start, program: RunnableProgram) -> EngineHandle:
+def engine_of(start: Start, program: RunnableProgram) -> Engine:
     """Bind a program and put an engine around it.
 
     Raises:
@@ -115,10 +75,10 @@ def engine_of(start: Start, program: RunnableProgram) -> EngineHandle:
         raise
 
 
-def _engine_around(start: Start, program: RunnableProgram) -> EngineHandle:
-    bound = bind(start, program)
+def _engine_around(start: Start, program: RunnableProgram) -> Engine:
+    bound, spec = bind(start, program), start.spec
     length, pooling = bound.max_model_len, None
-    if start.spec.task == "generate":
+    if spec.task == "generate":
         core = generating_core(start, bound)
     else:
         core, pooling = pooling_core(start, bound)
@@ -126,8 +86,17 @@ def _engine_around(start: Start, program: RunnableProgram) -> EngineHandle:
     watch_compiling(core, bound.executable, program.build)
     if program.bundle is not None:
         core.closers.append(program.bundle.release)
-    name = start.config.model.name or start.spec.name
-    return EngineHandle(core, start.spec, name, program.key, length, start.report, pooling)
+    facts = EngineFacts(
+        name=start.config.model.name or spec.name,
+        key=program.key,
+        model_path=str(spec.files.path),
+        max_model_len=length,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=spec.eos_token_ids,
+        task=spec.task,
+        pooling=pooling,
+    )
+    return Engine(core, facts, start.report)
 
 
 def compile(config: EngineConfig, progress: Progress = no_progress) -> str:

@@ -34,7 +34,7 @@ class Resident:
         threads: compute threads.
     """
 
-    def __init__(  # noqa: PLR0913 (where everything comes from)
+    def __init__(
         self,
         executable: Executable,
         spec: ModelSpec,

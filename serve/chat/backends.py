@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import httpx
@@ -76,12 +77,12 @@ class LocalBackend:
     may_be_interrupted = False  # a step must end before the core can forget its request
 
     def __init__(self, llm: LLM) -> None:
-        require_task(llm.handle.facts, ("generate",))
+        require_task(llm.facts, ("generate",))
         self.continues = not llm.tokenizer.chat_templates
         self._llm = llm
-        self._model_values = read_generation_config(llm.handle.model_path)
+        self._model_values = read_generation_config(Path(llm.facts.model_path))
         sampling = SamplingDefaults(self._model_values).as_text()
-        self.title = f"{llm.handle.name} in this process{sampling and f' ({sampling})'}"
+        self.title = f"{llm.facts.name} in this process{sampling and f' ({sampling})'}"
 
     def answer(self, messages: list[Message], settings: Settings) -> Iterator[Piece]:
         """Yield the answer."""

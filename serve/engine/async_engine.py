@@ -1,6 +1,6 @@
 """The engine as the HTTP server sees it: one asynchronous stream of deltas per request.
 
-    core ─▶ CoreLink ─▶ on_records ─▶ OutputProcessor ─▶ RequestStream (merges) ─▶ the handler
+    core ─▶ CoreClient ─▶ events ─▶ OutputProcessor ─▶ RequestStream (merges) ─▶ the handler
 
 Detokenising happens on delivery, not on reading, so a stop string ends a request even when its
 reader is slow; and since a stream merges, such a reader holds one delta, not a queue.
@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 
 from girih.kernels.base.errors import EngineError, RequestError
+from girih.runtime.client.client import Back, CoreClient, Event, Lost
+from girih.runtime.client.transport import Gone
 from girih.runtime.isolation import describe, each
-from girih.runtime.records.messages import Admission, Answer
+from girih.runtime.records.messages import Admission, EngineFacts
 from girih.runtime.records.request import EngineOutput, EngineRequest
-from girih.serve.engine.core_link import CoreLink
-from girih.serve.engine.engine_thread import Record
 from girih.serve.text.detokenizer import Vocabulary
 from girih.serve.text.output_processor import Delta, OutputProcessor
 
@@ -46,6 +46,7 @@ class RequestStream:
         self.request = request
         self.has_started = False
         self.num_losses = 0
+        assert engine.vocabulary is not None, "a server sets it before it takes requests"
         self.processor = OutputProcessor(
             engine.vocabulary, request.sampling, request.prompt_token_ids
         )
@@ -100,23 +101,35 @@ class AsyncEngine:
     """Feeds a core and spreads its records over the readers; used on one event loop.
 
     Args:
-        link: reaches the core; closed by this object.
-        vocabulary: the tokenizer.
+        client: the way to the core; whoever made it closes it.
         on_death: called when the core is gone for good.
+
+    Attributes:
+        vocabulary: the tokenizer, set before the first request.
     """
 
     def __init__(
         self,
-        link: CoreLink,
-        vocabulary: Vocabulary,
+        client: CoreClient,
         on_death: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
-        self.vocabulary = vocabulary
+        self.vocabulary: Vocabulary | None = None
         self._tell_death = on_death
-        self._link = link
+        self._client = client
+        self._loop = asyncio.get_running_loop()
         self._is_lost = False
+        self._is_open = True
         self._streams: dict[str, RequestStream] = {}
-        link.start(self)
+        self._loop.add_reader(client.fileno(), self._receive)
+        self._loop.call_soon(self._receive)
+
+    async def ready(self) -> EngineFacts:
+        """Wait until the core takes requests.
+
+        Raises:
+            GirihError: it could not be built.
+        """
+        return await asyncio.wrap_future(self._client.ready)
 
     @property
     def num_requests(self) -> int:
@@ -141,7 +154,8 @@ class AsyncEngine:
         # Registered before it is sent: the first record must find its reader.
         self._streams[request.request_id] = stream
         try:
-            self._link.add(request)
+            self._client.add([request])
+            self._receive_soon()
             await stream.admitted
         except BaseException:
             stream.close()
@@ -155,7 +169,7 @@ class AsyncEngine:
         del self._streams[stream.request_id]
         if not stream.processor.finished:
             stream.processor.finished = True
-            self._link.abort([stream.request_id])
+            self._abort([stream.request_id])
 
     def abort(self, name: str | None = None) -> int:
         """End the requests of one HTTP request, or all; readers get finish reason "abort".
@@ -181,7 +195,7 @@ class AsyncEngine:
             stream.processor.finished = True
             stream.put(Delta(finish_reason="abort"))
         if ended:
-            self._link.abort([stream.request_id for stream in ended])
+            self._abort([stream.request_id for stream in ended])
         return len(ended)
 
     async def call(self, method: str, **arguments: Any) -> Any:
@@ -190,21 +204,23 @@ class AsyncEngine:
         Raises:
             GirihError: it refused, failed, or is not there.
         """
-        return await self._link.call(method, **arguments)
+        answer = self._client.call(method, **arguments)
+        self._receive_soon()
+        return await asyncio.wrap_future(answer)
 
     async def stats(self) -> dict[str, Any]:
         """Return the core's `EngineStats` as plain data; raises as `call`."""
-        stats: dict[str, Any] = msgspec.to_builtins(await self._link.call("stats"))
+        stats: dict[str, Any] = msgspec.to_builtins(await self.call("stats"))
         return stats
 
     def health(self, stall_seconds: float) -> EngineHealth:
         """Say whether the engine lives and its running step is not stuck."""
-        error = self._link.error
+        error = self._client.error
         if error is not None:
             return EngineHealth(False, False, f"the engine died: {type(error).__name__}")
         if self._is_lost:
             return EngineHealth(True, False, "the engine is being started again")
-        seconds = self._link.seconds_stuck()
+        seconds = self._client.seconds_stuck()
         if seconds > stall_seconds:
             return EngineHealth(False, False, f"a step has been running for {seconds:.0f} s")
         return EngineHealth(True, True, "ok")
@@ -216,37 +232,55 @@ class AsyncEngine:
         for stream in running:
             self._fail(stream, text)
         if running:
-            self._link.abort([stream.request_id for stream in running])
+            self._abort([stream.request_id for stream in running])
 
     def close(self) -> None:
-        """Let go of the core; readers get an error."""
-        self.fail_all("the server is shutting down")
-        self._link.close()
+        """Listen to the core no more; readers get an error. Closing twice is harmless."""
+        if self._is_open:
+            self.fail_all("the server is shutting down")
+            self._is_open = False
+            self._loop.remove_reader(self._client.fileno())
 
-    # ---- CoreListener ----
+    def _abort(self, request_ids: list[str]) -> None:
+        if self._is_open:
+            self._client.abort(request_ids)
+            self._receive_soon()
 
-    def on_records(self, records: list[Record]) -> None:
-        """Spread admissions and outputs over the streams; one that cannot be read fails alone."""
+    def _receive_soon(self) -> None:
+        self._loop.call_soon(self._receive)  # sending may have swallowed what wakes the reader
+
+    def _receive(self) -> None:
+        """Spread what came over the streams; a record that cannot be taken fails alone."""
+        if not self._is_open:
+            return
         stopped: list[str] = []
 
-        def take(record: Record) -> None:
-            if isinstance(record, Admission):
-                self._settle(record)
-            elif isinstance(record, EngineOutput) and self._put(record):
-                stopped.append(record.request_id)
+        def take(event: Event) -> None:
+            if isinstance(event, EngineOutput):
+                if self._put(event):
+                    stopped.append(event.request_id)
+            elif isinstance(event, Admission):
+                self._settle(event)
+            elif isinstance(event, Lost):
+                self._on_lost()
+            elif isinstance(event, Back):
+                self._on_back()
+            elif isinstance(event, Gone):
+                self._on_death(event.error)
 
-        def fail(record: Record, error: Exception) -> None:
-            stream = None if isinstance(record, Answer) else self._streams.get(record.request_id)
+        def fail(event: Event, error: Exception) -> None:
             logger.error("a record of the core cannot be taken", exc_info=error)
+            name = getattr(event, "request_id", None)
+            stream = self._streams.get(name) if name is not None else None
             if stream is not None and not stream.processor.finished:
                 self._fail(stream, describe(error), "generation_failed")
                 stopped.append(stream.request_id)
 
-        each(records, take, fail)
+        each(self._client.poll(), take, fail)
         if stopped:
-            self._link.abort(stopped)
+            self._abort(stopped)
 
-    def on_lost(self) -> None:
+    def _on_lost(self) -> None:
         """End the requests that had tokens, or lost a core before; the others wait for the next."""
         self._is_lost = True
         for stream in list(self._streams.values()):
@@ -258,14 +292,14 @@ class AsyncEngine:
             elif stream.num_losses >= MAX_LOSSES:
                 self._give_up(stream)
 
-    def on_back(self) -> None:
+    def _on_back(self) -> None:
         """Hand over again what waits."""
         self._is_lost = False
-        for stream in self._streams.values():
-            if not stream.processor.finished:
-                self._link.add(stream.request)
+        self._client.add(
+            [stream.request for stream in self._streams.values() if not stream.processor.finished]
+        )
 
-    def on_death(self, error: BaseException) -> None:
+    def _on_death(self, error: BaseException) -> None:
         """End every request and tell the owner."""
         self.fail_all(f"{type(error).__name__}: {error}")
         self._tell_death(error)

@@ -24,11 +24,13 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from girih.kernels.base.errors import EngineError, GirihError
-from girih.runtime.client.core_process import Build, CoreSupervisor
-from girih.runtime.client.core_spawn import SpawnedCore, name_process
+from girih.runtime.client.client import CoreClient
+from girih.runtime.client.spawn import SpawnedCore, name_process
+from girih.runtime.client.supervisor import CoreSupervisor
+from girih.runtime.client.transport import Build
+from girih.runtime.client.zmq_transport import ZmqTransport
 from girih.runtime.records.messages import Died, Refusal, decode_message, encode
 from girih.serve.config import SamplingConfig, ServeConfig
-from girih.serve.engine.engine_start import SharedStart
 from girih.serve.http.port import check_certificate, open_port
 from girih.serve.http.server import DEATH_NOTICE_SECONDS, LAST_WORDS_SECONDS, GirihServer
 from girih.serve.logs import LogSettings
@@ -196,15 +198,15 @@ def run_api(
     os.setsid()  # a terminal's signals go to the main process, which forwards what it wants
     name_process("girih-api")
     settings.logs.apply()
-    start = SharedStart(address, settings.restarts)
+    transport = ZmqTransport(address, settings.restarts)
     server = GirihServer(
-        start,
+        CoreClient(transport),
         settings.config,
         sampling=settings.sampling,
         policy=settings.policy,
         announce=lambda line: print(line, flush=True) if is_first else None,
     )
-    threading.Thread(target=_listen, args=(main, start), name="girih-main", daemon=True).start()
+    threading.Thread(target=_listen, args=(main, transport), name="girih-main", daemon=True).start()
     try:
         server.run(listener)
     except GirihError as error:
@@ -212,11 +214,11 @@ def run_api(
         os._exit(1)
 
 
-def _listen(main: Connection, start: SharedStart) -> None:
+def _listen(main: Connection, transport: ZmqTransport) -> None:
     """Pass on why the core is gone; ends this process when the main process ended."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             message = decode_message(main.recv_bytes())
             if isinstance(message, Died):
-                start.fail(message.refusal.as_error())
+                transport.fail(message.refusal.as_error())
     os._exit(1)

@@ -10,26 +10,25 @@ from typing import TYPE_CHECKING
 from girih.graph.files.sources import is_hub_id
 from girih.kernels.base.errors import ConfigError
 from girih.kernels.base.garbage import set_aside
-from girih.kernels.base.progress import Progress, ProgressEvent
+from girih.kernels.base.progress import ProgressEvent
+from girih.runtime.client.client import CoreClient
 from girih.runtime.records.config import EngineConfig
-from girih.serve.cli.verbs import Options
 from girih.serve.config import SamplingConfig, ServeConfig
-from girih.serve.engine.core_build import build_core, build_watched
+from girih.serve.engine.build import build_core, build_watched
 from girih.serve.engine.spans import require_packages
 from girih.serve.http.port import check_certificate, open_port
 from girih.serve.logs import LogSettings
 from girih.serve.progress import ProgressDisplay
 
 if TYPE_CHECKING:
-    from girih.runtime.client.core_spawn import SpawnedCore
-    from girih.serve.engine.engine_start import Built, EngineStart
+    from girih.runtime.client.spawn import SpawnedCore
 
 
 def launch(
     engine: EngineConfig,
     serve: ServeConfig,
     sampling: SamplingConfig,
-    options: Options,
+    quiet: bool,
     ahead: SpawnedCore,
 ) -> int:
     """Serve until a signal; returns the exit code.
@@ -38,18 +37,18 @@ def launch(
         engine: what to serve.
         serve: how.
         sampling: overrides of the model's sampling defaults.
-        options: flags of the command line.
+        quiet: draw no progress, log warnings only.
         ahead: the process for the core, if one is wanted.
     """
     engine, serve = agreed_names(engine, serve)
-    logs = LogSettings("WARNING" if options.quiet else "INFO", serve.log_style)
+    logs = LogSettings("WARNING" if quiet else "INFO", serve.log_style)
     logs.apply()
     if serve.otlp_endpoint is not None:
         require_packages()
     if serve.api_processes > 1:
         return _run_fleet(engine, serve, sampling, logs, ahead)
-    start = way_to_start(engine, logs, serve.otlp_endpoint, ahead)
-    return _run_one(start, engine.scheduler.policy, serve, sampling, options)
+    client = client_of(engine, logs, serve.otlp_endpoint, ahead)
+    return _run_one(client, engine.scheduler.policy, serve, sampling, quiet)
 
 
 def agreed_names(engine: EngineConfig, serve: ServeConfig) -> tuple[EngineConfig, ServeConfig]:
@@ -77,25 +76,25 @@ def agreed_names(engine: EngineConfig, serve: ServeConfig) -> tuple[EngineConfig
 
 
 def _run_one(
-    start: EngineStart,
+    client: CoreClient,
     policy: str,
     serve: ServeConfig,
     sampling: SamplingConfig,
-    options: Options,
+    quiet: bool,
 ) -> int:
     try:
         check_certificate(serve)
         listener = open_port(serve.host, serve.port)
-        with ProgressDisplay(options.quiet) as display:
+        with ProgressDisplay(quiet) as display:
             display(ProgressEvent("start", 0, None, "the engine"))
-            start.begin()  # before what serves HTTP is imported
-            return _serve(start, listener, policy, serve, sampling, display)
+            client.start()  # before what serves HTTP is imported
+            return _serve(client, listener, policy, serve, sampling, display)
     finally:
-        start.close()
+        client.close()
 
 
 def _serve(
-    start: EngineStart,
+    client: CoreClient,
     listener: socket.socket,
     policy: str,
     serve: ServeConfig,
@@ -110,7 +109,7 @@ def _serve(
         print(line, flush=True)
 
     server = GirihServer(
-        start,
+        client,
         serve,
         sampling=sampling,
         policy=policy,
@@ -149,13 +148,13 @@ def _run_fleet(
     return ApiFleet(build, settings, ahead).run()
 
 
-def way_to_start(
+def client_of(
     engine: EngineConfig,
     logs: LogSettings,
     otlp_endpoint: str | None = None,
     ahead: SpawnedCore | None = None,
-) -> EngineStart:
-    """Return how to come by the engine that `engine` describes.
+) -> CoreClient:
+    """Return the way to the engine that `engine` describes; `start` makes it.
 
     Args:
         engine: what is wanted.
@@ -163,21 +162,15 @@ def way_to_start(
         otlp_endpoint: where spans go, or None.
         ahead: a core's process that is on its way; ended where none is wanted.
     """
-    from girih.serve.engine.engine_start import InlineStart, ProcessStart
-
     if engine.runtime.process == "process":
+        from girih.runtime.client.supervisor import ProcessTransport
+
         restarts = engine.runtime.restart == "on-failure"
         build = functools.partial(build_core, engine, logs, otlp_endpoint=otlp_endpoint)
-        return ProcessStart(build, restarts, ahead=ahead)
+        return CoreClient(ProcessTransport(build, restarts, ahead))
+    from girih.runtime.client.local_transport import LocalTransport
+
     if ahead is not None:
         ahead.discard()
-    return InlineStart(functools.partial(_build_inline, engine, otlp_endpoint))
-
-
-def _build_inline(engine: EngineConfig, otlp_endpoint: str | None, progress: Progress) -> Built:
-    from girih.serve.engine.engine_start import Built
-    from girih.serve.text.tokenizer_ahead import TokenizerAhead
-
-    tokenizer = TokenizerAhead(progress)
-    handle = build_watched(engine, tokenizer.on_progress, otlp_endpoint)
-    return Built(handle, tokenizer.result(handle.model_path))
+    build = functools.partial(build_watched, engine, otlp_endpoint=otlp_endpoint)
+    return CoreClient(LocalTransport(build))

@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import secrets
 import threading
-from typing import TYPE_CHECKING
 
 from girih.kernels.base.progress import Progress
+from girih.runtime.client.client import CoreClient
 from girih.serve.config import SamplingConfig, ServeConfig
 from girih.serve.http.server import GirihServer
-
-if TYPE_CHECKING:
-    from girih.serve.engine.engine_start import EngineStart
 
 
 class LocalServer:
     """Starts on entry and waits until the model answers; stops on exit.
 
     Args:
-        start: makes the engine.
+        client: the way to the engine.
         sampling: overrides of the model's sampling defaults.
         policy: the scheduler's policy.
         progress: told about the start-up work.
@@ -31,13 +28,13 @@ class LocalServer:
     """
 
     def __init__(
-        self, start: EngineStart, sampling: SamplingConfig, policy: str, progress: Progress
+        self, client: CoreClient, sampling: SamplingConfig, policy: str, progress: Progress
     ) -> None:
         self.key = secrets.token_urlsafe(24)
         self._settled = threading.Event()
         self._error: BaseException | None = None
         self._server = GirihServer(
-            start,
+            client,
             ServeConfig(port=0, api_keys=(self.key,), log_requests=False, drain_seconds=0.0),
             sampling=sampling,
             policy=policy,

@@ -26,14 +26,17 @@ import uvicorn
 
 from girih.kernels.base.errors import EngineError, GirihError
 from girih.kernels.base.progress import Progress, ProgressEvent, no_progress
+from girih.runtime.client.client import CoreClient
+from girih.runtime.records.messages import EngineFacts
 from girih.serve.config import SamplingConfig, ServeConfig
 from girih.serve.engine.async_engine import AsyncEngine
-from girih.serve.engine.engine_start import EngineStart, StartedEngine
 from girih.serve.http.app import create_app
 from girih.serve.http.base.connection import connection_type
 from girih.serve.http.base.state import Served, ServerState
 from girih.serve.http.port import check_certificate, open_port
 from girih.serve.text.sampling_defaults import SamplingDefaults, read_generation_config
+from girih.serve.text.tokenizer import Tokenizer
+from girih.serve.text.tokenizer_ahead import TokenizerAhead
 
 logger = logging.getLogger(__name__)
 
@@ -46,21 +49,23 @@ class GirihServer:
     """One server.
 
     Args:
-        start: makes the engine.
+        client: the way to the engine; closed when the server ends.
         config: address and limits.
         sampling: overrides of the model's sampling defaults.
         policy: the scheduler's policy.
+        tokenizer: instead of the model's own.
         progress: also told about the start-up work.
         announce: called with one line when the server is ready.
     """
 
     def __init__(
         self,
-        start: EngineStart,
+        client: CoreClient,
         config: ServeConfig,
         *,
         sampling: SamplingConfig | None = None,
         policy: str = "fcfs",
+        tokenizer: Tokenizer | None = None,
         progress: Progress = no_progress,
         announce: Callable[[str], None] = print,
     ) -> None:
@@ -68,7 +73,9 @@ class GirihServer:
         self.app = create_app(self.state, self._lifespan)
         self.error: BaseException | None = None
         self.port = config.port
-        self._start = start
+        self._client = client
+        self._engine: AsyncEngine | None = None
+        self._tokenizer = tokenizer
         self._config = config
         self._sampling = sampling
         self._policy = policy
@@ -96,7 +103,7 @@ class GirihServer:
                 self._uvicorn = _Uvicorn(self._uvicorn_config(), self._on_signal)
                 self._uvicorn.run(sockets=[listener])
         finally:
-            self._start.close()
+            self._client.close()
         if self.error is not None:
             raise self.error
         return 0
@@ -126,7 +133,7 @@ class GirihServer:
     @property
     def is_building(self) -> bool:
         """Whether a thread still builds (it cannot be interrupted)."""
-        return self._start.is_busy
+        return self._client.transport.is_building()
 
     @asynccontextmanager
     async def _lifespan(self) -> AsyncIterator[None]:
@@ -138,32 +145,40 @@ class GirihServer:
         if self._drain is not None:
             self._drain.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-        if self.state.served is not None:
-            self.state.served.engine.close()
+        if self._engine is not None:
+            self._engine.close()
 
     async def _start_engine(self) -> None:
         try:
-            started = await self._start.start(self._on_progress)
+            await self._await_engine()
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # told to the main thread, which ends the process
             self._fail(error)
-        else:
-            self._set_ready(started)
+
+    async def _await_engine(self) -> None:
+        ahead = TokenizerAhead(self._on_progress)
+        self._client.progress = self._on_progress if self._tokenizer else ahead.on_progress
+        self._client.start()
+        self._engine = engine = AsyncEngine(self._client, self._on_engine_death)
+        facts = await engine.ready()
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            tokenizer = await asyncio.to_thread(ahead.result, Path(facts.model_path))
+        if self._client.error is not None:  # the core ended meanwhile
+            raise self._client.error
+        engine.vocabulary = tokenizer
+        if not self.state.draining:
+            self._set_ready(engine, facts, tokenizer)
 
     def _on_progress(self, event: ProgressEvent) -> None:
         self.state.on_progress(event)
         self._progress(event)
 
-    def _set_ready(self, started: StartedEngine) -> None:
-        if self.state.draining:
-            started.link.close()
-            return
-        facts = started.facts
-        engine = AsyncEngine(started.link, started.tokenizer, self._on_engine_death)
+    def _set_ready(self, engine: AsyncEngine, facts: EngineFacts, tokenizer: Tokenizer) -> None:
         served = Served(
             engine=engine,
-            tokenizer=started.tokenizer,
+            tokenizer=tokenizer,
             facts=facts,
             defaults=SamplingDefaults(
                 read_generation_config(Path(facts.model_path)), self._sampling

@@ -5,8 +5,11 @@ A model that embeds or classifies has `embed`, `classify` and `score` instead.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import weakref
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,14 +17,14 @@ import msgspec
 from girih.kernels.base.errors import RequestError
 from girih.kernels.base.garbage import no_collection
 from girih.kernels.base.progress import Progress, no_progress
-from girih.runtime.client.remote_core import RemoteCore
-from girih.runtime.engine.core import EngineCore
+from girih.runtime.client.client import CoreClient
+from girih.runtime.client.local_transport import SteppedTransport
+from girih.runtime.client.transport import BuiltEngine, Transport
 from girih.runtime.records.config import EngineConfig
 from girih.runtime.records.pooling_params import PoolingParams
 from girih.runtime.records.sampling_params import SamplingParams
+from girih.serve.offline.batch import Batch
 from girih.serve.offline.beam_search import BeamSearch, BeamSearchParams, BeamSequence
-from girih.serve.offline.inline_batch import EngineHandle, InlineBatch
-from girih.serve.offline.inline_pooling import run_texts
 from girih.serve.offline.options import engine_config
 from girih.serve.offline.outputs import (
     ClassificationOutput,
@@ -29,7 +32,8 @@ from girih.serve.offline.outputs import (
     RequestOutput,
     ScoreOutput,
 )
-from girih.serve.offline.shared_core import SharedCore
+from girih.serve.offline.pooling import run_texts
+from girih.serve.offline.shared_client import SharedClient
 from girih.serve.text.detokenizer import decode_output
 from girih.serve.text.output_processor import Delta
 from girih.serve.text.prompts import Prompt, as_prompt_list, check_form, read_prompt, shortened
@@ -62,6 +66,11 @@ class LLM:
         options: fields of the engine configuration by their plain names, e.g.
             `LLM("smollm2", dtype="float32", opt="O0", max_num_seqs=8, bundle="DIR")`.
 
+    Attributes:
+        facts: what the engine says of itself: name, key, lengths, task.
+        tokenizer: the model's.
+        defaults: sampling values where a call gives none.
+
     Raises:
         ConfigError: an unknown option, or a value it may not have.
         GirihError: the model cannot be found, compiled or loaded.
@@ -80,31 +89,34 @@ class LLM:
         return llm
 
     @classmethod
-    def from_engine(cls, handle: EngineHandle, tokenizer: Tokenizer) -> LLM:
+    def from_engine(cls, engine: BuiltEngine, tokenizer: Tokenizer) -> LLM:
         """Wrap an engine that is already built."""
         llm = cls.__new__(cls)
-        llm._attach(handle, tokenizer)
+        llm._attach(SteppedTransport(lambda progress: engine), no_progress, tokenizer)
         return llm
 
     def _build(self, config: EngineConfig, progress: Progress) -> None:
         with no_collection():
-            tokenizer = TokenizerAhead(progress)
-            handle = _start_engine(config, tokenizer.on_progress)
-            try:
-                self._attach(handle, tokenizer.result(handle.model_path))
-            except BaseException:
-                handle.core.close()
-                raise
+            self._attach(_transport(config), progress)
 
     def close(self) -> None:
         """End the engine (its process too, if it has one); the object is not used afterwards."""
-        self._core.close()
+        self._client.close()
 
-    def _attach(self, handle: EngineHandle, tokenizer: Tokenizer) -> None:
-        self.handle = handle
-        self._core = SharedCore(handle.core)
-        self.tokenizer = tokenizer
-        self.defaults = SamplingDefaults(read_generation_config(handle.model_path))
+    def _attach(
+        self, transport: Transport, progress: Progress, tokenizer: Tokenizer | None = None
+    ) -> None:
+        ahead = TokenizerAhead(progress)
+        self._client = SharedClient(CoreClient(transport, ahead.on_progress))
+        try:
+            self.facts = self._client.start()
+            path = Path(self.facts.model_path)
+            self.tokenizer = ahead.result(path) if tokenizer is None else tokenizer
+            self.defaults = SamplingDefaults(read_generation_config(path))
+        except BaseException:
+            self._client.close()
+            raise
+        weakref.finalize(self, self._client.close)  # a core's process ends with this object
         self._ids = itertools.count()
 
     def generate(
@@ -183,7 +195,7 @@ class LLM:
                 "BeamSearchParams(beam_width=4)",
                 param="params",
             )
-        vocab_size, limit = self.handle.vocab_size, self.handle.max_model_len
+        vocab_size, limit = self.facts.vocab_size, self.facts.max_model_len
         ids = [read_prompt(p, self.tokenizer, vocab_size)[1] for p in as_prompt_list(prompts)]
         longest = max(map(len, ids), default=0)
         if longest + params.max_tokens > limit:
@@ -192,7 +204,7 @@ class LLM:
                 f"max_model_len allows {limit} together",
                 param="max_tokens",
             )
-        search = BeamSearch(self.generate, params, self.handle.eos_token_ids)
+        search = BeamSearch(self.generate, params, self.facts.eos_token_ids)
         found = search.run(ids)
         for sequence in (sequence for group in found for sequence in group):
             sequence.text = decode_output(self.tokenizer, sequence.token_ids)
@@ -218,7 +230,7 @@ class LLM:
         Raises:
             RequestError: the model does not embed, or a text or parameter cannot be served.
         """
-        facts = self.handle.facts
+        facts = self.facts
         require_task(facts, ("embed",))
         pooling = pooling_of(facts)
         check_dimensions(dimensions, pooling)
@@ -246,7 +258,7 @@ class LLM:
         Raises:
             RequestError: the model does not classify, or a text cannot be served.
         """
-        facts = self.handle.facts
+        facts = self.facts
         require_task(facts, ("classify",))
         pooling, params = pooling_of(facts), PoolingParams(use_activation=use_activation)
         found = []
@@ -274,7 +286,7 @@ class LLM:
         Raises:
             RequestError: the model gives no scores, or a text cannot be served.
         """
-        facts = self.handle.facts
+        facts = self.facts
         require_task(facts, ("embed", "classify"))
         params = PoolingParams(use_activation=use_activation)
         options = TextOptions(truncate_prompt_tokens, params=params)
@@ -282,7 +294,7 @@ class LLM:
         _check_texts("second", second)
         pairs = match_pairs(first, second, ("first", "second"))
         plan = plan_scores(pairs, self.tokenizer, facts, options)
-        outputs = run_texts(self._core, plan.texts, self._names(len(plan.texts)))
+        outputs = run_texts(self._client, plan.texts, self._names(len(plan.texts)))
         scores = plan.scores([output.pooled or b"" for output in outputs])
         return [
             ScoreOutput(score, num_tokens, outputs[places[-1]].num_cached_tokens)
@@ -295,13 +307,13 @@ class LLM:
         self, texts: Prompt | Sequence[Prompt], truncate: int | None, params: PoolingParams
     ) -> Iterator[tuple[list[int], bytes, int]]:
         """(token ids, vector, cached tokens) of each text."""
-        options, facts = TextOptions(truncate, params=params), self.handle.facts
+        options, facts = TextOptions(truncate, params=params), self.facts
         read = [
             read_text(_plain(text), self.tokenizer, facts, options)
             for text in as_prompt_list(texts, "texts")
         ]
         for text, output in zip(
-            read, run_texts(self._core, read, self._names(len(read))), strict=True
+            read, run_texts(self._client, read, self._names(len(read))), strict=True
         ):
             yield text.token_ids, output.pooled or b"", output.num_cached_tokens
 
@@ -310,7 +322,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix."""
-        self._core.call(self.handle.core.reset_prefix_cache)
+        self._client.call("reset_prefix_cache")
 
     def sleep(self, level: int = 1) -> None:
         """Give up weights and KV cache (level 1), compiled code too (level 2), until `wake`.
@@ -319,11 +331,11 @@ class LLM:
             RequestError: no such level.
             BusyError: a `stream` was not read to its end.
         """
-        self._call("sleep", level=level)
+        self._client.call("sleep", level=level)
 
     def wake(self) -> None:
         """Take back what `sleep` gave up: weights are read again from the model's files."""
-        self._call("wake")
+        self._client.call("wake")
 
     def reload_weights(self, path: str | None = None) -> None:
         """Load other weights of the same model; the tokenizer stays.
@@ -335,25 +347,15 @@ class LLM:
             RequestError: they are of another model, or cannot be read; the old ones stay.
             BusyError: a `stream` was not read to its end.
         """
-        self._call("reload_weights", path=path)
+        self._client.call("reload_weights", path=path)
 
-    def _call(self, method: str, **arguments: Any) -> None:
-        core = self.handle.core
-        if isinstance(core, RemoteCore):
-            self._core.call(lambda: core.call(method, **arguments))
-        else:
-            from girih.runtime.client.control import call_method
-
-            assert isinstance(core, EngineCore), core
-            self._core.call(lambda: call_method(core, method, arguments))
-
-    def _batch(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> InlineBatch:
-        require_task(self.handle.facts, ("generate",))
+    def _batch(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> Batch:
+        require_task(self.facts, ("generate",))
         items = [
             (str(next(self._ids)), prompt, chosen)
             for prompt, chosen in zip(prompts, params, strict=True)
         ]
-        return InlineBatch(self.handle, self._core, self.tokenizer, items)
+        return Batch(self.facts, self._client, self.tokenizer, items)
 
 
 def _plain(prompt: Prompt) -> str | list[int]:
@@ -396,19 +398,16 @@ def _conversations(messages: Any) -> list[list[dict[str, Any]]]:
     return list(many)
 
 
-def _start_engine(config: EngineConfig, progress: Progress) -> EngineHandle:
+def _transport(config: EngineConfig) -> Transport:
     if config.runtime.process == "process":
-        import functools
-
-        from girih.serve.engine.core_build import build_core
+        from girih.runtime.client.supervisor import ProcessTransport
+        from girih.serve.engine.build import build_core
         from girih.serve.logs import LogSettings
-        from girih.serve.offline.remote_handle import RemoteHandle
 
-        build = functools.partial(build_core, config, LogSettings("WARNING"))
-        return RemoteHandle(build, progress)
+        return ProcessTransport(functools.partial(build_core, config, LogSettings("WARNING")))
     from girih.runtime.start.launch import build_engine
 
-    return build_engine(config, progress)
+    return SteppedTransport(functools.partial(build_engine, config))
 
 
 def _params_per_prompt(

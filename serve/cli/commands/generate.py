@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from girih.conf.compose import compose_config, to_record
@@ -30,7 +31,7 @@ def run(words: list[str], options: Options) -> int:
 
     with ProgressDisplay(options.quiet) as progress:
         llm = LLM.from_config(engine_config, progress)
-    model_values = read_generation_config(llm.handle.model_path)
+    model_values = read_generation_config(Path(llm.facts.model_path))
     params = SamplingDefaults(model_values, sampling).build({}, max_tokens=128)
     prompts = [_prompt(llm, text, config["chat"]) for text in texts]
     if len(prompts) == 1:

@@ -50,14 +50,14 @@ def _answer_all(
         return asyncio.run(_run(config, output, total, options, (url, key)))
     engine = engine_of(config)
     sampling = to_record(SamplingConfig, config["sampling"])
-    from girih.serve.http.launch import way_to_start
+    from girih.serve.http.launch import client_of
     from girih.serve.http.local_server import LocalServer
     from girih.serve.logs import LogSettings
 
     with ExitStack() as stack:
         with ProgressDisplay(options.quiet) as progress:
-            start = way_to_start(engine, LogSettings("WARNING"))
-            server = LocalServer(start, sampling, engine.scheduler.policy, progress)
+            client = client_of(engine, LogSettings("WARNING"))
+            server = LocalServer(client, sampling, engine.scheduler.policy, progress)
             stack.enter_context(server)
         return asyncio.run(_run(config, output, total, options, (server.url, server.key)))
 

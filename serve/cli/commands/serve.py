@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from girih.runtime.client.core_spawn import core_ahead
+from girih.runtime.client.spawn import core_ahead
 from girih.serve.cli.verbs import Options
 
 
@@ -18,4 +18,4 @@ def run(words: list[str], options: Options) -> int:
         config = compose_config("serve", words)
         serve = to_record(ServeConfig, config["serve"])
         sampling = to_record(SamplingConfig, config["sampling"])
-        return launch(engine_of(config), serve, sampling, options, ahead)
+        return launch(engine_of(config), serve, sampling, options.quiet, ahead)

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 from girih.kernels.base.errors import EngineError
 from girih.runtime.records.request import EngineOutput, EngineRequest
-from girih.serve.offline.shared_core import SharedCore
+from girih.serve.offline.shared_client import SharedClient
 from girih.serve.text.texts import PooledText
 
 
 def run_texts(
-    core: SharedCore, texts: Sequence[PooledText], names: Sequence[str]
+    client: SharedClient, texts: Sequence[PooledText], names: Sequence[str]
 ) -> list[EngineOutput]:
     """Hand texts to the core together and step until each has its vector.
 
     Args:
-        core: the engine core.
+        client: the way to the core.
         texts: what to compute.
         names: a request id for each.
 
@@ -27,7 +27,7 @@ def run_texts(
     """
     found: dict[str, EngineOutput] = {}
     try:
-        outputs = core.submit(
+        outputs = client.submit(
             [
                 EngineRequest(
                     request_id=name,
@@ -39,11 +39,11 @@ def run_texts(
             ]
         )
         while len(found) < len(names):
-            found.update((output.request_id, output) for output in core.wait(outputs))
+            found.update((output.request_id, output) for output in client.wait(outputs))
     finally:
         missing = [name for name in names if name not in found]
         if missing:
-            core.abort(missing)
+            client.abort(missing)
     for name in names:
         if found[name].pooled is None:
             raise EngineError(f"request {name} failed: {found[name].error}")

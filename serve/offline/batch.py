@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 from girih.kernels.base.errors import EngineError
 from girih.runtime.records.messages import EngineFacts
@@ -14,47 +12,11 @@ from girih.runtime.records.request import EngineOutput, EngineRequest
 from girih.runtime.records.sampling_params import SamplingParams
 from girih.runtime.structured.backends import check as check_structured
 from girih.serve.offline.outputs import CompletionOutput, RequestOutput
-from girih.serve.offline.shared_core import SharedCore, StepwiseCore
+from girih.serve.offline.shared_client import SharedClient
 from girih.serve.text.output_processor import Delta, OutputProcessor
 from girih.serve.text.prompts import Prompt, read_prompt, split_n
 from girih.serve.text.sampling_defaults import check_room
 from girih.serve.text.tokenizer import Tokenizer
-
-
-class EngineHandle(Protocol):
-    """What `girih.runtime.start.launch.build_engine` returns, as far as the front end looks."""
-
-    @property
-    def core(self) -> StepwiseCore:
-        """Takes requests and makes steps."""
-
-    @property
-    def model_path(self) -> Path:
-        """Directory with the tokenizer and generation_config.json."""
-
-    @property
-    def name(self) -> str:
-        """What to call the model."""
-
-    @property
-    def key(self) -> str:
-        """The bundle's key."""
-
-    @property
-    def max_model_len(self) -> int:
-        """Longest prompt + output, in tokens."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids are below this."""
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end an output."""
-
-    @property
-    def facts(self) -> EngineFacts:
-        """All of these, and the model's task."""
 
 
 @dataclass
@@ -66,26 +28,26 @@ class _Running:
     completion: CompletionOutput
 
 
-class InlineBatch:
+class Batch:
     """A set of prompts handed to the core together and stepped to the end.
 
     Args:
-        handle: the engine.
-        core: its core.
+        facts: what the engine says of itself.
+        client: the way to its core.
         tokenizer: its tokenizer.
         items: (request id, prompt, parameters) of each prompt.
     """
 
     def __init__(
         self,
-        handle: EngineHandle,
-        core: SharedCore,
+        facts: EngineFacts,
+        client: SharedClient,
         tokenizer: Tokenizer,
         items: Sequence[tuple[str, Prompt, SamplingParams]],
     ) -> None:
-        self._handle = handle
+        self._facts = facts
         self._tokenizer = tokenizer
-        self._core = core
+        self._client = client
         self._running: dict[str, _Running] = {}
         self._requests: list[EngineRequest] = []
         self.outputs = [self._prepare(*item) for item in items]
@@ -114,14 +76,14 @@ class InlineBatch:
 
     def _steps(self) -> Iterator[tuple[str, Delta]]:
         try:
-            outputs = self._core.submit(self._requests)
+            outputs = self._client.submit(self._requests)
             while self._running:
-                for output in self._core.wait(outputs):
+                for output in self._client.wait(outputs):
                     if output.request_id in self._running:
                         yield output.request_id, self._apply(output)
         finally:
             if self._running:  # an error, or a reader that left early
-                self._core.abort(list(self._running))
+                self._client.abort(list(self._running))
 
     def _apply(self, output: EngineOutput) -> Delta:
         entry = self._running[output.request_id]
@@ -129,7 +91,7 @@ class InlineBatch:
         if delta.finish_reason == "error":
             raise EngineError(f"request {output.request_id} failed: {delta.error}")
         if entry.processor.must_abort:
-            self._core.abort([output.request_id])
+            self._client.abort([output.request_id])
         completion, parent = entry.completion, entry.parent
         completion.text += delta.text
         completion.token_ids += delta.token_ids
@@ -144,10 +106,10 @@ class InlineBatch:
         return delta
 
     def _prepare(self, request_id: str, prompt: Prompt, params: SamplingParams) -> RequestOutput:
-        handle = self._handle
-        text, token_ids = read_prompt(prompt, self._tokenizer, handle.vocab_size)
-        check_room(len(token_ids), params.max_tokens, handle.max_model_len)
-        params.check_vocabulary(handle.vocab_size)
+        facts = self._facts
+        text, token_ids = read_prompt(prompt, self._tokenizer, facts.vocab_size)
+        check_room(len(token_ids), params.max_tokens, facts.max_model_len)
+        params.check_vocabulary(facts.vocab_size)
         if params.structured is not None:
             check_structured(params.structured)
         output = RequestOutput(request_id, text, token_ids, [])
@@ -158,7 +120,7 @@ class InlineBatch:
                 request_id=f"{output.request_id}-{index}",
                 prompt_token_ids=token_ids,
                 sampling=single,
-                eos_token_ids=tuple(handle.eos_token_ids),
+                eos_token_ids=tuple(facts.eos_token_ids),
                 arrival_time=time.monotonic(),
             )
             self._requests.append(request)

@@ -32,7 +32,7 @@ SEND_LIMIT = 65536  # messages queued for a front end that does not read; then i
 LINGER_MS = 1000
 
 
-class CoreEndpoint:
+class ZmqPort:
     """Listens on `address`.
 
     Args:

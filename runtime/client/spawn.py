@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from girih.runtime.client.core_process import Build
+    from girih.runtime.client.transport import Build
 
 
 class SpawnedCore:

@@ -9,12 +9,12 @@ from girih.runtime.records.config import EngineConfig
 from girih.serve.logs import LogSettings
 
 if TYPE_CHECKING:
-    from girih.runtime.start.launch import EngineHandle
+    from girih.runtime.start.launch import Engine
 
 
 def build_core(
     config: EngineConfig, logs: LogSettings, progress: Progress, otlp_endpoint: str | None = None
-) -> EngineHandle:
+) -> Engine:
     """Set up logging, build the engine that `config` describes, and watch it."""
     logs.apply()
     return build_watched(config, progress, otlp_endpoint)
@@ -22,23 +22,23 @@ def build_core(
 
 def build_watched(
     config: EngineConfig, progress: Progress, otlp_endpoint: str | None = None
-) -> EngineHandle:
+) -> Engine:
     """Build an engine that keeps metrics, logs its status, and sends spans to a receiver."""
     from girih.runtime.observe.metrics import EngineMetrics
     from girih.runtime.observe.status_line import StatusLine
     from girih.runtime.start.launch import build_engine
 
-    handle = build_engine(config, progress)
-    core = handle.core
-    metrics = EngineMetrics(core, handle.name, handle.max_model_len)
-    result, _, reason = handle.report.bundle.partition(": ")
-    seconds = {f"start_{k.replace(' ', '_')}_seconds": v for k, v in handle.report.seconds.items()}
-    metrics.set_facts(seconds, bundle=result, reason=reason, key=handle.key)
+    engine = build_engine(config, progress)
+    core, facts, report = engine.core, engine.facts, engine.report
+    metrics = EngineMetrics(core, facts.name, facts.max_model_len)
+    result, _, reason = report.bundle.partition(": ")
+    seconds = {f"start_{k.replace(' ', '_')}_seconds": v for k, v in report.seconds.items()}
+    metrics.set_facts(seconds, bundle=result, reason=reason, key=facts.key)
     core.observers.append(metrics)
     if config.runtime.status_seconds:
         core.observers.append(StatusLine(core, config.runtime.status_seconds))
     if otlp_endpoint is not None:
         from girih.serve.engine.spans import make_spans
 
-        core.observers.append(make_spans(otlp_endpoint, handle.name))
-    return handle
+        core.observers.append(make_spans(otlp_endpoint, facts.name))
+    return engine
