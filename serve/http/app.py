@@ -16,6 +16,7 @@ from girih.serve.http.base.errors import install_error_handlers
 from girih.serve.http.base.http_metrics import HttpMetrics
 from girih.serve.http.base.middleware import AccessLog, Guard, RequestIds
 from girih.serve.http.base.state import ServerState
+from girih.serve.http.responses.routes import Responses
 
 SHOWN_HEADERS = ("x-request-id", "x-girih-ignored", "x-girih-warnings", "retry-after")
 """Headers that scripts of other origins may read."""
@@ -43,7 +44,7 @@ def create_app(state: ServerState, lifespan: Lifespan | None = None) -> FastAPI:
         title="girih", version=__version__, openapi_url=None, docs_url=None, lifespan=alive
     )
     app.state.server = state
-    app.state.responses = responses.Responses(state.config)
+    app.state.responses = Responses(state.config)
     install_error_handlers(app)
     routers = [*openapi.ROUTERS, *(m.router for m in (openapi, reference, metrics, web))]
     if state.config.admin_key is not None:

@@ -68,7 +68,8 @@ async def ping(request: Request) -> Response:
 async def load(request: Request) -> Response:
     """Return how many requests are being answered, by this process if there are several."""
     state = _state(request)
-    return json_response({"server_load": state.http_seen.num_working + len(request.app.state.responses.running)})
+    in_background = len(request.app.state.responses.running)
+    return json_response({"server_load": state.http_seen.num_working + in_background})
 
 
 @router.get("/version")
