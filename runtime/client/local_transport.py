@@ -123,11 +123,13 @@ class LocalTransport(_Local):
         super().__init__(build)
         self._loop: CoreLoop | None = None
         self._thread = threading.Thread(target=self._serve, name="girih-engine", daemon=True)
+        self._has_started = False
         self._is_closed = False
 
     def start(self, progress: Progress) -> None:
         """See `Transport.start`."""
-        if not self._thread.is_alive():
+        if not self._has_started:
+            self._has_started = True
             self._thread.start()
 
     def send(self, command: Command) -> None:

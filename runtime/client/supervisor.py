@@ -169,11 +169,13 @@ class ProcessTransport(ZmqTransport):
         self, build: Build, restarts: bool = False, ahead: SpawnedCore | None = None
     ) -> None:
         self.supervisor = CoreSupervisor(build, restarts, self.fail, ahead)
+        self._has_started = False
         super().__init__(self.supervisor.address, restarts)
 
     def start(self, progress: Progress) -> None:
         """See `Transport.start`."""
-        if not self.supervisor.is_running:
+        if not self._has_started:
+            self._has_started = True
             self.supervisor.start()
 
     def close(self) -> None:

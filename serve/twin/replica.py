@@ -1,12 +1,12 @@
 """One engine on a clock that is not real: its scheduler and block pool, and a cost for each step.
 
-    submit(request, now) ─▶ EngineCore.add_request
-    wake(now)            ─▶ EngineCore.plan_ahead; an idle runner takes up the oldest plan
-    finish_step(now)     ─▶ EngineCore.digest ─▶ outputs
+    submit(request, now) ─▶ CoreClient.add
+    wake(now)            ─▶ CoreLoop plans; an idle runner takes up the oldest plan
+    finish_step(now)     ─▶ CoreLoop processes its result ─▶ outputs
 
-`EngineCore`, `Scheduler`, `KVCacheManager` and `BlockPool` are the engine's own; only the runner
-and the queue in front of it are replaced. Tokens have no meaning: each is 0, and a request ends by
-its length. Cached prefixes are found through the same hashes of the same blocks.
+`CoreLoop`, `EngineCore`, `Scheduler`, `KVCacheManager` and `BlockPool` are the real ones; only the
+runner and the queue in front of it are replaced. Tokens have no meaning: each is 0, and a request
+ends by its length. Cached prefixes are found through the same hashes of the same blocks.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TypeVar
 
 from girih.kernels.base.errors import EngineError
+from girih.runtime.client.client import CoreClient
+from girih.runtime.client.local_transport import SteppedTransport
 from girih.runtime.engine.core import PLANS_IN_FLIGHT, EngineCore
 from girih.runtime.engine.plan_queue import Finished, call_now
 from girih.runtime.records.config import CacheConfig, SchedulerConfig
+from girih.runtime.records.messages import Admission, EngineFacts
 from girih.runtime.records.plans import ModelRunnerOutput, SchedulerOutput
 from girih.runtime.records.request import EngineOutput, EngineRequest
 from girih.runtime.schedule.kv_cache import KVCacheManager
@@ -50,6 +54,7 @@ class TimelessQueue:
     def __init__(self, runner: TimelessRunner) -> None:
         self._runner = runner
         self.plans: deque[SchedulerOutput] = deque()
+        self.has_run = False
 
     def submit(self, plan: SchedulerOutput) -> None:
         """See `PlanQueue.submit`."""
@@ -57,10 +62,11 @@ class TimelessQueue:
 
     def has_result(self) -> bool:
         """See `PlanQueue.has_result`."""
-        return bool(self.plans)
+        return self.has_run
 
     def wait(self) -> Finished:
         """See `PlanQueue.wait`."""
+        self.has_run = False
         return Finished(self._runner.execute(self.plans[0]), 0.0, 0.0)
 
     def forget(self, num_plans: int) -> None:
@@ -74,6 +80,14 @@ class TimelessQueue:
 
     def close(self) -> None:
         """See `PlanQueue.close`."""
+
+
+@dataclass(frozen=True)
+class SimulatedEngine:
+    """What a `CoreClient` is given to run."""
+
+    core: EngineCore
+    facts: EngineFacts
 
 
 class Replica:
@@ -115,6 +129,13 @@ class Replica:
         self.core = EngineCore(
             Scheduler(limits, kv_cache, engine.max_model_len), runner, async_scheduling, self._queue
         )
+        facts = EngineFacts(
+            name="twin", key="", model_path="", max_model_len=engine.max_model_len, vocab_size=1
+        )
+        simulated = SimulatedEngine(self.core, facts)
+        self._client = CoreClient(SteppedTransport(lambda progress: simulated))
+        self._client.start()
+        self._client.poll()
         self._clock = StepClock(cost)
         self._gap = cost.gap
         self.step_ends: float | None = None
@@ -138,22 +159,30 @@ class Replica:
         Raises:
             RequestError, QueueFullError: as the engine refuses it.
         """
-        self.core.add_request(request)
+        self._client.add([request])
+        for event in self._client.poll():
+            if isinstance(event, Admission) and event.refusal is not None:
+                raise event.refusal.as_error()
 
     def wake(self, now: float) -> bool:
         """Plan ahead and start a step if none runs; whether one was started."""
-        self.core.plan_ahead()
+        self._take_turn()
         return self._start_step(now)
 
     def finish_step(self, now: float) -> list[EngineOutput]:
-        """Digest the step that ends now; the next one begins if there is a plan."""
-        outputs = self.core.digest()
-        if self.core.failure is not None:
-            raise EngineError(f"the simulated engine died: {self.core.failure}")
+        """Process the step that ends now; the next one begins if there is a plan."""
+        self._queue.has_run = True
+        outputs = self._take_turn()
+        if self._client.error is not None:
+            raise EngineError(f"the simulated engine died: {self._client.error}")
         self.step_ends = None
-        self.core.plan_ahead()
-        self._start_step(now + self._gap)
+        self.wake(now + self._gap)
         return outputs
+
+    def _take_turn(self) -> list[EngineOutput]:
+        """Have the core plan, and process the oldest step if it has run."""
+        self._client.wait(0.0)
+        return [event for event in self._client.poll() if isinstance(event, EngineOutput)]
 
     def _start_step(self, now: float) -> bool:
         if self.step_ends is not None or not self._queue.plans:

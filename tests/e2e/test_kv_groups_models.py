@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+from support_core import core_of, engine_of
 from support_engines import eager_llm
 from support_models import hf_config, hf_model, tiny_model
 
@@ -75,10 +76,10 @@ def tokens(llm, wanted):
 )
 def test_tokens_are_those_of_hugging_face(kind, options):
     llm = new_llm(kind, **options)
-    groups = llm.handle.core.runner.executable.groups.groups
+    groups = core_of(llm).runner.executable.groups.groups
     assert [(len(g.layers), g.window, g.chunk) for g in groups] == GROUPS[kind]
     assert tokens(llm, prompts()) == expected(kind)
-    core = llm.handle.core
+    core = core_of(llm)
     core.check_integrity()
     pool = core.scheduler.kv_cache.pool
     assert pool.num_free == pool.num_usable
@@ -95,7 +96,7 @@ def test_a_warm_prefix_cache_gives_the_same_tokens(kind):
     longer = [*prompts()[1][:200], 7, 8, 9]  # leaves the known prefix in the middle of a block
     (warm,) = llm.generate([longer], GREEDY)
     assert warm.num_cached_tokens == 192
-    llm.handle.core.reset_prefix_cache()
+    core_of(llm).reset_prefix_cache()
     (cold,) = llm.generate([longer], GREEDY)
     assert cold.num_cached_tokens == 0
     assert list(warm.outputs[0].token_ids) == list(cold.outputs[0].token_ids)
@@ -105,8 +106,8 @@ def test_an_int8_cache_gives_the_same_tokens_however_it_is_filled():
     options = {"kv_dtype": "int8", "max_num_batched_tokens": 32}
     llm = new_llm("gemma3_text", kv_dtype="int8")
     # 16 tokens of 2 layers: keys and values of 2 heads, 16 elements and a scale of 4 bytes each
-    assert llm.handle.core.runner.executable.groups.block_bytes == 16 * 2 * 2 * 2 * (16 + 4)
-    assert "int8)" in llm.handle.report.memory
+    assert core_of(llm).runner.executable.groups.block_bytes == 16 * 2 * 2 * 2 * (16 + 4)
+    assert "int8)" in engine_of(llm).report.memory
     together = tokens(llm, prompts())
     assert tokens(llm, prompts()) == together  # from a warm prefix cache
     assert tokens(new_llm("gemma3_text", **options), prompts()) == together
@@ -114,7 +115,7 @@ def test_an_int8_cache_gives_the_same_tokens_however_it_is_filled():
 
 
 def test_the_start_report_names_the_groups_and_what_they_save():
-    memory = new_llm("gemma3_text").handle.report.memory
+    memory = engine_of(new_llm("gemma3_text")).report.memory
     assert "kv groups 1 × 2 layers full; 2 × 2 layers window 40\n" in memory
     assert "kv saved  " in memory
 
@@ -129,8 +130,8 @@ def test_auto_length_is_the_largest_that_the_groups_hold():
         kv_cache_bytes=32 * block_bytes,
     )
     # 31 blocks: two sliding groups of at most 6 (40 - 1 + 2 × 16 tokens) leave 19 rows of 16
-    assert llm.handle.max_model_len == 19 * 16
+    assert llm.facts.max_model_len == 19 * 16
     prompt = prompts()[1] + prompts()[2][:30]
     (output,) = llm.generate([prompt], GREEDY)
     assert len(output.outputs[0].token_ids) == NUM_TOKENS
-    assert llm.handle.core.stats().num_preemptions == 0
+    assert core_of(llm).stats().num_preemptions == 0

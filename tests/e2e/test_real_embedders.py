@@ -44,8 +44,8 @@ def expected(path: Path, ids: list[list[int]], pooling: str) -> torch.Tensor:
 def test_embeddings_are_those_of_transformers(name: str, pooling: str, opt: str) -> None:
     path = resolve_source(name).path
     llm = LLM(name, task="embed", dtype="float32", opt=opt, max_model_len=512)
-    assert llm.handle.facts.pooling is not None
-    assert llm.handle.facts.pooling.mode == pooling
+    assert llm.facts.pooling is not None
+    assert llm.facts.pooling.mode == pooling
     found = llm.embed(TEXTS)
     vectors = torch.tensor([output.embedding for output in found])
     reference = expected(path, [output.prompt_token_ids for output in found], pooling)

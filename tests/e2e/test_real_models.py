@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support_core import core_of
 from support_hf_reference import (
     Reference,
     differences,
@@ -52,7 +53,7 @@ class Case:
         for tie in ties:
             print(f"{self.name}: near-tie {tie}")
         assert not real
-        llm.handle.core.check_integrity()
+        core_of(llm).check_integrity()
 
 
 @pytest.fixture(scope="module", params=sorted(BUILTIN_MODELS))
@@ -70,9 +71,9 @@ def case(
 def test_one_batch_then_warm_prefix_cache(case: Case) -> None:
     llm = case.llm(max_num_seqs=32)
     case.check(llm)
-    before = llm.handle.core.stats().kv_cache.prefix_hits
+    before = core_of(llm).stats().kv_cache.prefix_hits
     case.check(llm)
-    assert llm.handle.core.stats().kv_cache.prefix_hits > before
+    assert core_of(llm).stats().kv_cache.prefix_hits > before
 
 
 def test_alone(case: Case) -> None:
@@ -89,10 +90,10 @@ def test_preempted(case: Case) -> None:
     llm = case.llm(
         **limits, max_num_batched_tokens=64, max_num_seqs=32, enable_prefix_caching=False
     )
-    num_groups = len(llm.handle.core.runner.executable.groups.groups)
+    num_groups = len(core_of(llm).runner.executable.groups.groups)
     assert num_groups == (6 if case.name == "gemma3_270m" else 1)
     case.check(llm)
-    assert llm.handle.core.stats().num_preemptions > 0
+    assert core_of(llm).stats().num_preemptions > 0
 
 
 def test_eager_level(case: Case) -> None:

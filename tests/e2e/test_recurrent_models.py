@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support_core import core_of
 from support_engines import eager_llm
 from support_models import hf_config, hf_model, tiny_model
 
@@ -53,7 +54,7 @@ def test_tokens_are_those_of_hugging_face(expected, options):
     outputs = llm.generate(prompts(), GREEDY)
     assert [list(o.outputs[0].token_ids) for o in outputs] == expected
     assert [o.num_cached_tokens for o in outputs] == [0] * len(outputs)
-    llm.handle.core.check_integrity()
+    core_of(llm).check_integrity()
 
 
 def test_an_encoder_is_not_served():

@@ -7,6 +7,7 @@ import re
 
 import pytest
 from jsonschema import Draft7Validator, Draft202012Validator, FormatChecker
+from support_core import core_of
 from support_engines import eager_llm
 from support_models import tiny_model
 from support_schemas import LEAVES, WHOLE, WRAPPERS, all_schemas, closed
@@ -46,7 +47,7 @@ def generate(llm, forms, **sampling):
         for i, form in enumerate(forms)
     ]
     outputs = llm.generate(["x"] * len(forms), params)
-    llm.handle.core.check_integrity()
+    core_of(llm).check_integrity()
     return [output.outputs[0] for output in outputs]
 
 
@@ -171,7 +172,7 @@ def test_output_survives_preemption():
     small = eager_llm(path, max_model_len=256, threads=1, **limits)
     forms = [StructuredOutput.regex(f"[a-z]{{60}}-{i}") for i in range(8)]
     outputs = generate(small, forms)
-    assert small.handle.core.stats().num_preemptions > 0
+    assert core_of(small).stats().num_preemptions > 0
     for i, output in enumerate(outputs):
         assert re.fullmatch(f"[a-z]{{60}}-{i}", output.text)
 
@@ -180,7 +181,7 @@ def test_bad_schemas_are_refused_before_they_run(llm):
     form = StructuredOutput.json_schema({"type": "object", "properties": {"a": {"type": "x"}}})
     with pytest.raises(RequestError, match="/properties/a: Invalid type: x"):
         generate(llm, [form])
-    assert not llm.handle.core.scheduler.requests
+    assert not core_of(llm).scheduler.requests
 
 
 def test_ignore_eos_contradicts_a_form():

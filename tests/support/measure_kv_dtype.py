@@ -25,7 +25,7 @@ def new_llm(kv_dtype: str, dtype: str) -> LLM:
 def accuracy(dtype: str) -> None:
     """Print how far int8 is from the model's own cache."""
     one, other = (new_llm(kind, dtype) for kind in ("auto", "int8"))
-    prompts = prompt_token_ids(one.handle.model_path)
+    prompts = prompt_token_ids(one.facts.model_path)
     error = norm = same_best = tokens = 0.0
     for prompt in prompts:
         exact, found = prompt_logits(one, prompt), prompt_logits(other, prompt)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from measure_replay import CONTEXT, step
+from support_core import core_of
 
 from girih.graph.execute.executable import Executable
 from girih.kernels.attention.backends import AttentionBackend
@@ -73,7 +74,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     asked = parser.parse_args()
     llm = LLM(asked.model, num_blocks=600, opt=asked.opt)
-    executable = llm.handle.core.runner.executable
+    executable = core_of(llm).runner.executable
     kept = {key: executable.tile(key) for key in executable.layout.tile_counts}
     for requests in (1, 8, 32):
         (whole, tiles, attention), pieces = divide(executable, requests, asked.steps)

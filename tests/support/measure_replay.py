@@ -17,6 +17,7 @@ import statistics
 import time
 
 import torch
+from support_core import core_of
 
 from girih.graph.execute.executable import Executable, StepInputs
 from girih.graph.execute.static_step import StaticSteps
@@ -75,7 +76,7 @@ def main() -> None:
     asked = parser.parse_args()
     clock = time.thread_time if asked.cpu else time.perf_counter
     llm = LLM(asked.model, num_blocks=600, **({"threads": 1} if asked.cpu else {}))
-    executable = llm.handle.core.runner.executable
+    executable = core_of(llm).runner.executable
     ways = managers(executable)
     for case in asked.cases.split(","):
         counts = [1] * 15 + [26] if case == "mixed" else [1] * int(case)

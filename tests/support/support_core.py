@@ -65,6 +65,17 @@ def make_request(
     )
 
 
+def core_of(llm: Any) -> EngineCore:
+    """The core that an `LLM` runs in this process."""
+    core: EngineCore = engine_of(llm).core
+    return core
+
+
+def engine_of(llm: Any) -> Any:
+    """What was built for an `LLM` that runs its core in this process."""
+    return llm._client._client.transport.engine
+
+
 @dataclass
 class Collected:
     """Everything the core said about one request."""

@@ -10,7 +10,7 @@ from girih import LLM
 from girih.kernels.base.target import require_runnable
 from girih.passes.build.key import bundle_key
 from girih.runtime.start.context import Start, start_of
-from girih.runtime.start.launch import EngineHandle, engine_of
+from girih.runtime.start.launch import Engine, engine_of
 from girih.runtime.start.runnable_program import RunnableProgram, obtain_program
 from girih.serve.offline.options import engine_config
 from girih.serve.text.tokenizer import load_tokenizer
@@ -31,12 +31,12 @@ def eager_start(path: Path | str, **options: Any) -> tuple[Start, RunnableProgra
     return start, dataclasses.replace(program, tiles=dict(program.tiles))
 
 
-def eager_engine(path: Path | str, **options: Any) -> EngineHandle:
+def eager_engine(path: Path | str, **options: Any) -> Engine:
     """What `build_engine` returns at O0."""
     return engine_of(*eager_start(path, **options))
 
 
 def eager_llm(path: Path | str, **options: Any) -> LLM:
     """What `LLM(path, opt="O0", ...)` makes."""
-    handle = eager_engine(path, **options)
-    return LLM.from_engine(handle, load_tokenizer(handle.model_path))
+    engine = eager_engine(path, **options)
+    return LLM.from_engine(engine, load_tokenizer(Path(engine.facts.model_path)))

@@ -16,15 +16,15 @@ import support_process
 def main() -> int:
     """Serve until a signal."""
     from girih.kernels.base.errors import GirihError
-    from girih.runtime.client import core_process
+    from girih.runtime.client import supervisor
+    from girih.runtime.client.client import CoreClient
     from girih.serve.config import ServeConfig
-    from girih.serve.engine.engine_start import ProcessStart
     from girih.serve.http.fleet import ApiFleet, FleetSettings
     from girih.serve.http.server import GirihServer
 
     options = json.loads(sys.argv[1])
     restarts = options.pop("restarts", False)
-    core_process.MAX_RESTARTS = options.pop("max_restarts", core_process.MAX_RESTARTS)
+    supervisor.MAX_RESTARTS = options.pop("max_restarts", supervisor.MAX_RESTARTS)
     policy = options.get("policy", "fcfs")
     config = ServeConfig(port=0, **options.pop("serve", {}))
     build = functools.partial(support_process.build, **options)
@@ -34,7 +34,7 @@ def main() -> int:
             server = ApiFleet(build, FleetSettings(config, policy=policy, restarts=restarts))
         else:
             server = GirihServer(
-                ProcessStart(build, restarts),
+                CoreClient(supervisor.ProcessTransport(build, restarts)),
                 config,
                 policy=policy,
                 announce=lambda line: print(line, flush=True),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from support_core import core_of
 
 from girih import LLM
 from girih.graph.execute.executable import StepInputs
@@ -52,7 +53,7 @@ def prompt_token_ids(model_path: Path) -> list[list[int]]:
 @torch.inference_mode()
 def prompt_logits(llm: LLM, prompt: list[int]) -> torch.Tensor:
     """Logits [T, V] of every prompt token, in one step of the bound program."""
-    executable = llm.handle.core.runner.executable
+    executable = core_of(llm).runner.executable
     size, n = executable.block_size, len(prompt)
     blocks = torch.arange(1, -(-n // size) + 1, dtype=torch.int32)[None]
     positions = torch.arange(n)

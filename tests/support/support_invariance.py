@@ -62,6 +62,8 @@ def main() -> None:
     answer_file = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries may print
     job = json.load(sys.stdin)
+    from support_core import core_of
+
     from girih import LLM
 
     alone, compared, different, cached = [], 0, [], 0
@@ -69,7 +71,7 @@ def main() -> None:
     lengths = job["lengths"]
     for options in job["options"]:
         llm = LLM(job["model"], **options)
-        size = llm.handle.vocab_size
+        size = llm.facts.vocab_size
         if not alone:
             draw = random.Random(1)
             common = [draw.randrange(size) for _ in range(max(lengths) // 2)]
@@ -90,7 +92,7 @@ def main() -> None:
                 cached += output.num_cached_tokens
                 if _bits(output) != alone[index]:
                     different.append([str(options), trial, index])
-        preemptions = llm.handle.core.stats().num_preemptions
+        preemptions = core_of(llm).stats().num_preemptions
         llm.close()
     json.dump(
         {

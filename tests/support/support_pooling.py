@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, processors
 
 from girih.runtime.records.pooling_params import PoolingParams
 from girih.runtime.records.request import EngineRequest
-from girih.runtime.start.launch import EngineHandle, build_engine
+from girih.runtime.start.launch import Engine, build_engine
 from girih.serve.offline.options import engine_config
 
 CLS, SEP = 1, 2
@@ -114,7 +114,7 @@ def framing_tokenizer() -> str:
     return backend.to_str()
 
 
-def engine(path: Path, **options: Any) -> EngineHandle:
+def engine(path: Path, **options: Any) -> Engine:
     """An engine over eager pieces."""
     wanted = {"opt": "O0", "threads": 1, "num_blocks": 60, "block_size": 16, **options}
     if wanted["opt"] == "O0":
@@ -129,7 +129,7 @@ def random_texts(lengths: tuple[int, ...] = LENGTHS, seed: int = 7) -> list[list
 
 
 def vectors(
-    handle: EngineHandle,
+    handle: Engine,
     texts: list[list[int]],
     params: list[PoolingParams] | None = None,
 ) -> list[np.ndarray]:

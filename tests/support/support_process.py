@@ -16,8 +16,8 @@ from support_fake_runner import FakeRunner
 
 from girih.kernels.base.errors import EngineError, SourceError
 from girih.kernels.base.progress import ProgressEvent
-from girih.runtime.client.core_process import CoreSupervisor
-from girih.runtime.client.core_spawn import spawn_core
+from girih.runtime.client.spawn import spawn_core
+from girih.runtime.client.supervisor import CoreSupervisor
 from girih.runtime.engine.core import EngineCore
 from girih.runtime.records.messages import EngineFacts
 

@@ -12,9 +12,10 @@ from typing import Any
 import httpx
 from support_engines import eager_engine
 
-from girih.runtime.start.launch import EngineHandle
+from girih.runtime.client.client import CoreClient
+from girih.runtime.client.local_transport import LocalTransport
+from girih.runtime.start.launch import Engine
 from girih.serve.config import ServeConfig
-from girih.serve.engine.engine_start import Built, InlineStart
 from girih.serve.http.server import GirihServer
 from girih.serve.text.tokenizer import load_tokenizer
 
@@ -29,21 +30,26 @@ def serving(model: Path, serve: dict[str, Any] | None = None, **options: Any) ->
         options: of the engine, as for `LLM`.
     """
     wanted = {"threads": 1, "num_blocks": 300, "name": "tiny", **options}
-    handles: list[EngineHandle] = []
+    engines: list[Engine] = []
 
-    def build(progress: Any) -> Built:
-        handles.append(eager_engine(model, **wanted))
-        return Built(handles[0], load_tokenizer(model))
+    def build(progress: Any) -> Engine:
+        engines.append(eager_engine(model, **wanted))
+        return engines[0]
 
     config = ServeConfig(
         **{"port": 0, "drain_seconds": 1.0, "log_requests": False, **(serve or {})}
     )
-    server = GirihServer(InlineStart(build), config, announce=lambda line: None)
+    server = GirihServer(
+        CoreClient(LocalTransport(build)),
+        config,
+        tokenizer=load_tokenizer(model),
+        announce=lambda line: None,
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
         yield _wait_until_ready(server, thread)
-        core = handles[0].core
+        core = engines[0].core
         deadline = time.monotonic() + 20
         while core.scheduler.requests and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -52,6 +52,8 @@ def main() -> None:
 
 
 def _run(scenario: dict[str, Any]) -> dict[str, Any]:
+    from support_core import engine_of
+
     from girih import LLM, SamplingParams
     from girih.conf.files import load_opt_level
     from girih.graph.tiles.count import COMPILES
@@ -59,26 +61,26 @@ def _run(scenario: dict[str, Any]) -> dict[str, Any]:
     opt = load_opt_level(scenario.get("level", "O2"))
     opt.verify = True
     llm = LLM(scenario["model"], opt=opt, **scenario.get("options", {}))
-    handle = llm.handle
+    engine = engine_of(llm)
     greedy = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
     rounds = []
-    executable = handle.core.runner.executable
+    executable = engine.core.runner.executable
     while executable.before_step is not None:  # compiled code is still being taken in
         rounds += [llm.generate(prompts, greedy) for prompts in scenario["rounds"]]
     compiled_before = COMPILES.total
     with COMPILES.forbidden(), _no_processes():
         rounds += [llm.generate(prompts, greedy) for prompts in scenario["rounds"]]
-    handle.core.check_integrity()
-    stats = handle.core.stats()
+    engine.core.check_integrity()
+    stats = engine.core.stats()
     return {
-        "bundle": handle.report.bundle,
-        "key": handle.key,
+        "bundle": engine.report.bundle,
+        "key": engine.facts.key,
         "tokens": [[list(o.outputs[0].token_ids) for o in outputs] for outputs in rounds],
         "cached": [[o.num_cached_tokens for o in outputs] for outputs in rounds],
         "preemptions": stats.num_preemptions,
         "steps": stats.num_steps,
-        "attention": handle.report.attention,
-        "canary": handle.report.canary,
+        "attention": engine.report.attention,
+        "canary": engine.report.canary,
         "compiled_while_serving": COMPILES.total - compiled_before,
     }
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -14,11 +13,12 @@ import support_tokenizer
 from support_core import make_core
 from support_fake_runner import FakeRunner
 
+from girih.runtime.client.client import CoreClient
+from girih.runtime.client.local_transport import LocalTransport
 from girih.runtime.engine.core import EngineCore
 from girih.runtime.records.messages import EngineFacts
 from girih.runtime.records.pooling_params import PoolingFacts
 from girih.serve.config import SamplingConfig, ServeConfig
-from girih.serve.engine.engine_start import Built, InlineStart
 from girih.serve.http.server import GirihServer
 from girih.serve.text.tokenizer import Tokenizer
 
@@ -27,43 +27,33 @@ EMBEDDER = PoolingFacts(mode="last", width=2, activation="identity")
 
 
 @dataclass
-class FakeHandle:
-    """What launching a real engine would return."""
+class FakeEngine:
+    """What building a real engine would return."""
 
     core: EngineCore
-    vocab_size: int
-    max_model_len: int = 256
-    eos_token_ids: tuple[int, ...] = ()
-    name: str = MODEL
-    key: str = "fp_fake"
-    model_path: Path = field(default_factory=lambda: Path(tempfile.mkdtemp()))
-    pooling: PoolingFacts | None = None
-
-    @property
-    def facts(self) -> EngineFacts:
-        """What front ends are told."""
-        return EngineFacts(
-            name=self.name,
-            key=self.key,
-            model_path=str(self.model_path),
-            max_model_len=self.max_model_len,
-            vocab_size=self.vocab_size,
-            eos_token_ids=self.eos_token_ids,
-            task="generate" if self.pooling is None else "embed",
-            pooling=self.pooling,
-        )
+    facts: EngineFacts
 
 
-def fake_handle(tokenizer: Tokenizer, *, eos: tuple[int, ...] = (), **options: Any) -> FakeHandle:
-    """A handle over a `FakeRunner` with the tokenizer's vocabulary."""
+def fake_engine(tokenizer: Tokenizer, *, eos: tuple[int, ...] = (), **options: Any) -> FakeEngine:
+    """An engine over a `FakeRunner` with the tokenizer's vocabulary."""
     runner_keys = ("step_seconds", "fail_at", "next_token")
     settings = {key: options.pop(key) for key in runner_keys if key in options}
     runner = options.pop("runner", None) or FakeRunner(16, tokenizer.vocab_size, **settings)
     max_model_len = options.pop("max_model_len", 256)
     pooling = EMBEDDER if options.pop("embeds", False) else None
     task = "generate" if pooling is None else "embed"
+    facts = EngineFacts(
+        name=MODEL,
+        key="fp_fake",
+        model_path=tempfile.mkdtemp(),
+        max_model_len=max_model_len,
+        vocab_size=tokenizer.vocab_size,
+        eos_token_ids=eos,
+        task=task,
+        pooling=pooling,
+    )
     core = make_core(runner=runner, max_model_len=max_model_len, task=task, **options)
-    return FakeHandle(core, tokenizer.vocab_size, max_model_len, eos, pooling=pooling)
+    return FakeEngine(core, facts)
 
 
 class RunningServer:
@@ -75,7 +65,7 @@ class RunningServer:
         hold: the build waits for this event.
         build_error: the build raises this.
         tokenizer: the model's; a byte-level one by default.
-        options: for `fake_handle` (`embeds`: the model embeds instead of generating).
+        options: for `fake_engine` (`embeds`: the model embeds instead of generating).
     """
 
     def __init__(
@@ -90,7 +80,7 @@ class RunningServer:
         **options: Any,
     ) -> None:
         self.tokenizer = tokenizer or support_tokenizer.byte_level()
-        self.handle = fake_handle(self.tokenizer, policy=policy, **options)
+        self.engine = fake_engine(self.tokenizer, policy=policy, **options)
         self.lines: list[str] = []
         self.error: BaseException | None = None
         self.exit_code: int | None = None
@@ -98,8 +88,9 @@ class RunningServer:
         self._build_error = build_error
         config = ServeConfig(**{"port": 0, "drain_seconds": 1.0, **(serve or {})})
         self.server = GirihServer(
-            InlineStart(self._build),
+            CoreClient(LocalTransport(self._build)),
             config,
+            tokenizer=self.tokenizer,
             sampling=SamplingConfig(**sampling) if sampling else None,
             policy=policy,
             announce=self.lines.append,
@@ -109,7 +100,7 @@ class RunningServer:
     @property
     def core(self) -> EngineCore:
         """The engine core."""
-        return self.handle.core
+        return self.engine.core
 
     @property
     def url(self) -> str:
@@ -171,7 +162,7 @@ class RunningServer:
         except httpx.TransportError:
             return False
 
-    def _build(self, progress: Any) -> Built:
+    def _build(self, progress: Any) -> FakeEngine:
         from girih.kernels.base.progress import ProgressEvent
 
         progress(ProgressEvent("compile", 1, 3, "tile 1 of 3"))
@@ -179,7 +170,7 @@ class RunningServer:
             self.hold.wait(30)
         if self._build_error is not None:
             raise self._build_error
-        return Built(self.handle, self.tokenizer)
+        return self.engine
 
     def _run(self) -> None:
         try:

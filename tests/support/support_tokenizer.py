@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import functools
+from pathlib import Path
 
 from tokenizers import (
     AddedToken,
@@ -93,3 +94,9 @@ def whole_text(tokenizer, ids, skip):
     for i in kept:
         utf8.decode(tokenizer.token_bytes(i), final=not tokenizer.is_byte_token(i))
     return tokenizer.decode(kept[: len(kept) - len(utf8.getstate()[0])], skip)
+
+
+def write_files(folder: Path) -> None:
+    """Write a byte-level tokenizer with a chat template, as a model's directory has them."""
+    (folder / "tokenizer.json").write_text(_trained_byte_level())
+    (folder / "chat_template.jinja").write_text(CHAT)

@@ -11,7 +11,7 @@ from support_fake_runner import FakeRunner
 
 from girih.kernels.base.errors import QueueFullError
 from girih.runtime.client.control import call_method
-from girih.runtime.client.core_service import admit
+from girih.runtime.client.loop import admit
 from girih.runtime.observe.metrics import EngineMetrics, length_buckets
 from girih.runtime.observe.status_line import StatusLine, status_text
 from girih.runtime.observe.step_trace import StepTracer

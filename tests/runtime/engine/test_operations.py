@@ -8,7 +8,7 @@ from support_fake_runner import FakeRunner
 
 from girih.kernels.base.errors import BusyError, RequestError, UnavailableError, WeightError
 from girih.runtime.client.control import call_method
-from girih.runtime.client.core_service import admit, answer_call
+from girih.runtime.client.loop import admit, answer_call
 from girih.runtime.engine.core import EngineCore
 from girih.runtime.records.messages import Call
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support_core import core_of
 from support_engines import eager_llm
 from support_models import tiny_model
 
@@ -18,7 +19,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 def test_a_trace_holds_steps_and_what_ran_in_them(tmp_path):
     folder = tmp_path / "traces"
     llm = eager_llm(tiny_model("llama"), profile_dir=str(folder), **OPTIONS)
-    core = llm.handle.core
+    core = core_of(llm)
     llm.generate([[5, 6, 7]], GREEDY)
     assert not folder.exists()
     call_method(core, "profile_start", {})
@@ -44,5 +45,5 @@ def test_a_trace_holds_steps_and_what_ran_in_them(tmp_path):
 def test_without_a_folder_nothing_is_profiled():
     llm = eager_llm(tiny_model("llama"), **OPTIONS)
     with pytest.raises(RequestError, match=r"runtime\.profile_dir=DIR"):
-        call_method(llm.handle.core, "profile_start", {})
+        call_method(core_of(llm), "profile_start", {})
     llm.close()

@@ -101,7 +101,7 @@ def test_an_encoder_embeds_by_its_first_token(kind, tmp_path):
 def test_positions_behind_the_padding_id_shorten_a_text(tmp_path):
     model = write_pooled(tmp_path, "roberta", "embed", max_position_embeddings=40)
     handle = engine(tmp_path)
-    assert handle.max_model_len == 39
+    assert handle.facts.max_model_len == 39
     (text,) = random_texts((39,))
     expected = normalize(hidden_states(model, text)[0], dim=-1)
     assert difference(vectors(handle, [text])[0], expected) < 2e-5
@@ -204,7 +204,7 @@ def test_the_layout_of_sentence_transformers_is_read(mode, normalizes, layers, t
         expected = normalize(expected, dim=-1) if normalizes else expected
         assert difference(found, expected) < 2e-5
     assert handle.facts.task == "embed"
-    assert handle.max_model_len == 40
+    assert handle.facts.max_model_len == 40
     assert handle.facts.pooling.width == (48 if layers else 64)
 
 
@@ -228,7 +228,7 @@ def test_what_cannot_be_served_is_refused_with_the_reason(tmp_path):
     with pytest.raises(ConfigError, match="has no head that classifies"):
         engine(tmp_path, task="classify")
     handle = engine(tmp_path, max_num_batched_tokens=32)
-    assert handle.max_model_len == 32
+    assert handle.facts.max_model_len == 32
     text = random_texts((33,))[0]
     request = EngineRequest(request_id="a", prompt_token_ids=text, pooling=PoolingParams())
     with pytest.raises(RequestError, match=r"33 tokens; a step, which takes texts whole .* 32"):

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support_core import core_of
 from support_engines import eager_llm
 from support_models import opt_o2, tiny_model, tiny_traced
 from support_pooling import engine, random_texts, vectors, write_pooled
@@ -316,7 +317,7 @@ def test_engines_give_equal_tokens_in_all_modes(kind, num_blocks):
     asked = [SamplingParams(temperature=t, **common) for t in (0, 0.8, 0, 1.1)]
     asked.append(SamplingParams(temperature=0, prompt_logprobs=1, **common))
     llm = eager_llm(tiny_model(kind), num_blocks=num_blocks, **ENGINE)
-    core, found = llm.handle.core, {}
+    core, found = core_of(llm), {}
     for replay in ("none", "piecewise", "full"):
         config = RuntimeConfig(replay=replay)
         replays = manage_replays(core.runner.executable, config, core.scheduler.config, 96)
@@ -341,10 +342,10 @@ def test_a_sleeping_engine_keeps_no_captured_step(tmp_path):
     llm = eager_llm(tiny_model("llama"), **options)
     asked = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     before = [o.outputs[0].token_ids for o in llm.generate(PROMPTS, asked)]
-    weight = weakref.ref(next(iter(llm.handle.core.runner.executable.weights().values())))
+    weight = weakref.ref(next(iter(core_of(llm).runner.executable.weights().values())))
     llm.sleep()
     assert weight() is None
-    text = EngineMetrics(llm.handle.core, "tiny", 96).text()
+    text = EngineMetrics(core_of(llm), "tiny", 96).text()
     labels = 'engine="0",mode="full",model_name="tiny"'
     assert f"girih:replay_tokens_total{{{labels}}} " in text
     assert f'girih:replay_steps_total{{bucket="4",{labels}}} ' in text
@@ -353,7 +354,7 @@ def test_a_sleeping_engine_keeps_no_captured_step(tmp_path):
         in text
     )
     assert 'girih:replay_buffer_bytes{engine="0",model_name="tiny"} 0.0' in text
-    assert llm.handle.core.stats().replay.buffer_bytes == 0
+    assert core_of(llm).stats().replay.buffer_bytes == 0
     llm.wake()
     assert [o.outputs[0].token_ids for o in llm.generate(PROMPTS, asked)] == before
     llm.close()

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 from support_bundles import small_bundle
+from support_core import core_of
 from support_engines import eager_llm, eager_start
 from support_models import tiny_model
 
@@ -42,7 +43,7 @@ def llm():
 @pytest.mark.parametrize("level", [1, 2])
 def test_tokens_are_equal_after_a_sleep(llm, level):
     before = tokens(llm)
-    executable = llm.handle.core.runner.executable
+    executable = core_of(llm).runner.executable
     llm.sleep(level)
     assert executable.weights() == {}
     assert executable._caches == []
@@ -85,7 +86,7 @@ def test_whatever_fails_with_new_weights_the_old_ones_serve(llm, monkeypatch):
     def fail(weights):
         raise MemoryError("no room for the canary")
 
-    monkeypatch.setattr(llm.handle.core.runner.resident, "_check", fail)
+    monkeypatch.setattr(core_of(llm).runner.resident, "_check", fail)
     with pytest.raises(MemoryError):
         llm.reload_weights(str(tiny_model("llama", seed=1)))
     assert tokens(llm) == before

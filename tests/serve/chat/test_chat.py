@@ -17,7 +17,7 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 from rich.console import Console
-from support_serving import fake_handle
+from support_serving import fake_engine
 
 from girih.kernels.base.errors import EngineError, RequestError
 from girih.serve.chat import terminal
@@ -209,7 +209,7 @@ def test_thoughts_come_apart_from_the_answer():
 @pytest.fixture
 def llm():
     tokenizer = support_tokenizer.byte_level()
-    return LLM.from_engine(fake_handle(tokenizer), tokenizer)
+    return LLM.from_engine(fake_engine(tokenizer), tokenizer)
 
 
 def test_a_local_engine_answers_as_the_library_does(llm):
@@ -231,7 +231,7 @@ def bare_tokenizer():
 @pytest.mark.parametrize("kind", ["local", "remote"])
 def test_a_model_without_a_chat_template_writes_one_text_on(kind, new_server, connect):
     tokenizer = bare_tokenizer()
-    bare = LLM.from_engine(fake_handle(tokenizer), tokenizer)
+    bare = LLM.from_engine(fake_engine(tokenizer), tokenizer)
     if kind == "local":
         backend = LocalBackend(bare)
     else:
@@ -274,7 +274,7 @@ def test_a_model_that_only_continues_says_so_at_the_start(capsys, monkeypatch, n
 
 
 def test_a_model_that_embeds_is_refused_at_the_start(new_server, connect):
-    handle = fake_handle(support_tokenizer.byte_level(), embeds=True)
+    handle = fake_engine(support_tokenizer.byte_level(), embeds=True)
     embedder = LLM.from_engine(handle, support_tokenizer.byte_level())
     with pytest.raises(RequestError, match="does not generate; it embeds: use /v1/embeddings"):
         LocalBackend(embedder)
@@ -337,7 +337,7 @@ def interrupt_when(condition):
 def test_ctrl_c_stops_the_answer_only(kind, new_server, connect):
     tokenizer = support_tokenizer.byte_level()
     if kind == "local":
-        handle = fake_handle(tokenizer, step_seconds=0.01)
+        handle = fake_engine(tokenizer, step_seconds=0.01)
         backend = LocalBackend(LLM.from_engine(handle, tokenizer))
         core = handle.core
     else:

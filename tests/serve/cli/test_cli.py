@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import support_tokenizer
 from support_bundles import small_bundle
 from support_models import tiny_model
-from support_serving import fake_handle
+from support_serving import fake_engine
 
 from girih import __version__
 from girih.graph.bundle.files import BundleKey
@@ -40,15 +41,13 @@ WORKLOADS = {
 def engine(monkeypatch):
     """Stands in for launching a real engine; records the configurations it was given."""
     tokenizer = support_tokenizer.byte_level()
-    seen = types.SimpleNamespace(tokenizer=tokenizer, configs=[], handle=None)
+    seen = types.SimpleNamespace(tokenizer=tokenizer, configs=[], built=None)
 
     def build_engine(config, progress):
         seen.configs.append(config)
-        seen.handle = fake_handle(tokenizer)
-        path = seen.handle.model_path
-        (path / "tokenizer.json").write_text(support_tokenizer._trained_byte_level())
-        (path / "chat_template.jinja").write_text(support_tokenizer.CHAT)
-        return seen.handle
+        seen.built = fake_engine(tokenizer)
+        support_tokenizer.write_files(Path(seen.built.facts.model_path))
+        return seen.built
 
     fake = types.ModuleType("girih.runtime.start.launch")
     fake.build_engine = build_engine
@@ -74,7 +73,7 @@ def test_generate_prints_the_text_only(engine, capsys):
     from girih.runtime.records.sampling_params import SamplingParams
     from girih.serve.offline.llm import LLM
 
-    llm = LLM.from_engine(fake_handle(engine.tokenizer), engine.tokenizer)
+    llm = LLM.from_engine(fake_engine(engine.tokenizer), engine.tokenizer)
     params = SamplingParams(temperature=0, max_tokens=9)
     assert out == llm.generate("one, two", params)[0].outputs[0].text + "\n"
     (config,) = engine.configs
@@ -145,7 +144,7 @@ def test_bench_prints_one_result_per_workload(engine, capsys, tmp_path):
     ratio = rows[1]["total_tok_s"] / rows[1]["output_tok_s"]
     assert ratio == pytest.approx((4 + 60) / 4, rel=0.02)
     # Only the "prefix" workload finds its earlier rounds in the cache.
-    plans = engine.handle.core.runner.plans
+    plans = engine.built.core.runner.plans
     hits = [r.num_computed_tokens for plan in plans for r in plan.new_requests]
     assert sum(hit > 0 for hit in hits[1:10]) == 0
     assert all(hit >= 32 for hit in hits[13:])

@@ -1,16 +1,18 @@
 """Readers and the engine thread, without HTTP."""
 
 import asyncio
+import os
 
 import pytest
 import support_tokenizer
 from support_core import make_request
 from support_fake_runner import fake_generate
-from support_serving import fake_handle
+from support_serving import fake_engine
 
 from girih.kernels.base.errors import EngineError, RequestError
+from girih.runtime.client.client import Back, CoreClient, Lost
+from girih.runtime.client.local_transport import LocalTransport
 from girih.serve.engine.async_engine import AsyncEngine
-from girih.serve.engine.thread_link import ThreadLink
 from girih.serve.http.generation.streaming import interleave
 from girih.serve.text.output_processor import Delta, OutputProcessor
 
@@ -19,15 +21,20 @@ TOKENIZER = support_tokenizer.byte_level()
 
 def run(scenario, **options):
     """Run `scenario(engine, core)` on a loop with an engine thread; checks blocks at the end."""
-    handle = fake_handle(TOKENIZER, **options)
+    built = fake_engine(TOKENIZER, **options)
 
     async def main():
-        engine = AsyncEngine(ThreadLink(handle.core), TOKENIZER)
+        client = CoreClient(LocalTransport(lambda progress: built))
+        client.start()
+        engine = AsyncEngine(client)
         try:
-            return await scenario(engine, handle.core)
+            await engine.ready()
+            engine.vocabulary = TOKENIZER
+            return await scenario(engine, built.core)
         finally:
             engine.close()
-            handle.core.check_integrity()
+            client.close()
+            built.core.check_integrity()
 
     return asyncio.run(main())
 
@@ -161,42 +168,50 @@ def test_an_error_that_escapes_the_core_reaches_readers():
     assert deltas[-1].finish_reason == "error"
 
 
-class SilentLink:
-    """Reaches a core that never says anything."""
+class SilentClient:
+    """A client whose core says only what a test has it say."""
 
     error = None
 
     def __init__(self):
+        self.readable = os.eventfd(0)
         self.added = []
+        self.events = []
 
-    def start(self, listener):
-        pass
+    def fileno(self):
+        return self.readable
 
-    def add(self, request):
-        self.added.append(request.request_id)
+    def poll(self):
+        events, self.events = self.events, []
+        return events
+
+    def add(self, requests):
+        self.added += [request.request_id for request in requests]
 
     def abort(self, request_ids):
-        pass
-
-    def close(self):
         pass
 
 
 def test_a_request_goes_to_two_cores_at_most_admitted_or_not():
     async def scenario():
-        link = SilentLink()
-        engine = AsyncEngine(link, TOKENIZER)
+        client = SilentClient()
+        engine = AsyncEngine(client)
+        engine.vocabulary = TOKENIZER
+
+        async def come(*events):
+            client.events += events
+            engine._receive()
+            await asyncio.sleep(0)
+
         first = asyncio.create_task(engine.submit(make_request("first")))
         await asyncio.sleep(0)
-        engine.on_lost()
-        engine.on_back()
+        await come(Lost(), Back())
         second = asyncio.create_task(engine.submit(make_request("second")))
         await asyncio.sleep(0)
-        engine.on_lost()
-        engine.on_back()
+        await come(Lost(), Back())
         [delta] = await read(await first)
         assert (delta.finish_reason, delta.code) == ("error", "given_up")
-        assert link.added == ["first", "first", "second", "second"]
+        assert client.added == ["first", "first", "second", "second"]
         engine.close()
         with pytest.raises(EngineError, match="shutting down"):
             await second

@@ -21,8 +21,9 @@ from support_core import make_request
 from support_fake_runner import fake_generate
 
 from girih.kernels.base.errors import EngineError
+from girih.runtime.client.client import CoreClient
+from girih.runtime.client.supervisor import ProcessTransport
 from girih.serve.config import ServeConfig
-from girih.serve.engine.engine_start import ProcessStart
 from girih.serve.http.fleet import ApiFleet, FleetSettings
 from girih.serve.http.server import GirihServer
 
@@ -371,7 +372,7 @@ def test_a_server_that_cannot_listen_leaves_no_folder(tmp_path, monkeypatch, api
     with socket.create_server(("127.0.0.1", 0)) as taken:
         config = ServeConfig(port=taken.getsockname()[1], api_processes=api_processes)
         if api_processes == 1:
-            server = GirihServer(ProcessStart(build), config)
+            server = GirihServer(CoreClient(ProcessTransport(build)), config)
         else:
             server = ApiFleet(build, FleetSettings(config))
         assert list(tmp_path.iterdir())

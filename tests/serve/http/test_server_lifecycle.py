@@ -216,15 +216,17 @@ def test_a_port_in_use_is_a_clear_error():
 SCRIPT = """
     import sys
     sys.path.insert(0, sys.argv[1])
-    from support_serving import fake_handle
+    from support_serving import fake_engine
     import support_tokenizer
     from girih.serve.config import ServeConfig
-    from girih.serve.engine.engine_start import Built, InlineStart
+    from girih.runtime.client.client import CoreClient
+    from girih.runtime.client.local_transport import LocalTransport
     from girih.serve.http.server import GirihServer
     tokenizer = support_tokenizer.byte_level()
     server = GirihServer(
-        InlineStart(lambda progress: Built(fake_handle(tokenizer, step_seconds=0.05), tokenizer)),
+        CoreClient(LocalTransport(lambda progress: fake_engine(tokenizer, step_seconds=0.05))),
         ServeConfig(port=0, drain_seconds=5.0),
+        tokenizer=tokenizer,
         announce=lambda line: print(line, flush=True),
     )
     sys.exit(server.run())

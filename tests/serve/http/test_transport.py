@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from girih.kernels.base.errors import ConfigError
+from girih.runtime.client.client import CoreClient
+from girih.runtime.client.local_transport import LocalTransport
 from girih.serve.config import ServeConfig
-from girih.serve.engine.engine_start import InlineStart
 from girih.serve.http.server import GirihServer
 
 PAGE = "https://chat.example.com"
@@ -101,7 +102,8 @@ def test_a_certificate_that_cannot_be_used_is_named(certificate):
         def build(progress):
             raise AssertionError("nothing may be built")
 
-        GirihServer(InlineStart(build), ServeConfig(port=0, **serve)).run()
+        client = CoreClient(LocalTransport(build))
+        GirihServer(client, ServeConfig(port=0, **serve)).run()
 
     with pytest.raises(ConfigError, match=r"ssl_certfile=/nowhere.* No such file"):
         run(ssl_certfile="/nowhere/cert.pem")

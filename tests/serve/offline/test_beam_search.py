@@ -1,11 +1,11 @@
 """Beam search against a search written out over the fake model's distribution."""
 
+import msgspec
 import pytest
 import support_tokenizer
 import torch
-from support_core import make_core
 from support_fake_runner import fake_next_token
-from support_serving import FakeHandle
+from support_serving import FakeEngine, fake_engine
 from support_tensor_runner import TensorFakeRunner
 
 from girih.kernels.base.errors import RequestError
@@ -18,8 +18,9 @@ VOCAB = TOKENIZER.vocab_size
 
 def make_llm(eos=()):
     runner = TensorFakeRunner(16, 128, 16, VOCAB)
-    core = make_core(runner=runner, max_model_len=128, max_num_seqs=16)
-    return LLM.from_engine(FakeHandle(core, VOCAB, 128, eos), TOKENIZER)
+    engine = fake_engine(TOKENIZER, eos=eos, runner=runner, max_model_len=128, max_num_seqs=16)
+    facts = msgspec.structs.replace(engine.facts, vocab_size=VOCAB)
+    return LLM.from_engine(FakeEngine(engine.core, facts), TOKENIZER)
 
 
 def logprobs_after(tokens):

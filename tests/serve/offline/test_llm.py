@@ -3,8 +3,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import support_tokenizer
-from support_core import make_core  # noqa: F401 (loads the fake before the engine)
-from support_serving import fake_handle
+from support_core import core_of, make_core  # noqa: F401 (loads the fake before the engine)
+from support_serving import fake_engine
 
 from girih.kernels.base.errors import (
     ConfigError,
@@ -28,9 +28,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=10)
 @pytest.fixture
 def llm():
     tokenizer = support_tokenizer.byte_level()
-    made = LLM.from_engine(fake_handle(tokenizer), tokenizer)
+    made = LLM.from_engine(fake_engine(tokenizer), tokenizer)
     yield made
-    core = made.handle.core
+    core = core_of(made)
     assert not core.has_work()
     core.check_integrity()
     assert core.scheduler.kv_cache.pool.num_free == core.scheduler.kv_cache.pool.num_usable
@@ -72,9 +72,7 @@ def test_n_completions(llm):
     (output,) = llm.generate("a", params)
     assert [one.index for one in output.outputs] == [0, 1, 2, 3]
     seeds = {
-        request.sampling.seed
-        for plan in llm.handle.core.runner.plans
-        for request in plan.new_requests
+        request.sampling.seed for plan in core_of(llm).runner.plans for request in plan.new_requests
     }
     assert seeds == {3, 4, 5, 6}
 
@@ -165,10 +163,10 @@ def test_a_long_value_is_told_in_short(llm):
 
 def test_a_failed_step_is_an_engine_error_and_leaves_nothing():
     tokenizer = support_tokenizer.byte_level()
-    llm = LLM.from_engine(fake_handle(tokenizer, fail_at={1: ValueError("boom")}), tokenizer)
+    llm = LLM.from_engine(fake_engine(tokenizer, fail_at={1: ValueError("boom")}), tokenizer)
     with pytest.raises(EngineError, match="boom"):
         llm.generate(["a", "b"], GREEDY)
-    assert not llm.handle.core.has_work()
+    assert not core_of(llm).has_work()
     assert llm.generate("a", GREEDY)[0].finished
 
 
@@ -290,7 +288,7 @@ def test_threads_share_a_model(llm):
 
 def test_a_refusal_leaves_what_others_run():
     tokenizer = support_tokenizer.byte_level()
-    llm = LLM.from_engine(fake_handle(tokenizer, max_num_waiting=2), tokenizer)
+    llm = LLM.from_engine(fake_engine(tokenizer, max_num_waiting=2), tokenizer)
     whole = llm.generate("a", GREEDY)[0].outputs[0].text
     stream = llm.stream("a", GREEDY)
     text = next(stream).text
@@ -298,12 +296,12 @@ def test_a_refusal_leaves_what_others_run():
         llm.generate(["b", "c", "d"], GREEDY)
     text += "".join(delta.text for delta in stream)
     assert text == whole
-    assert not llm.handle.core.has_work()
+    assert not core_of(llm).has_work()
 
 
 def test_a_closed_model_says_so():
     tokenizer = support_tokenizer.byte_level()
-    made = LLM.from_engine(fake_handle(tokenizer), tokenizer)
+    made = LLM.from_engine(fake_engine(tokenizer), tokenizer)
     stream = made.stream("a", GREEDY)
     next(stream)
     made.close()

@@ -5,18 +5,20 @@ import json
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import httpx
 import pytest
 import support_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support_serving import RunningServer, fake_handle
+from support_serving import RunningServer, fake_engine
 
 from girih.kernels.base.errors import ConfigError, EngineError
+from girih.runtime.client.client import CoreClient
+from girih.runtime.client.local_transport import LocalTransport
 from girih.serve.cli import main as cli
 from girih.serve.config import SamplingConfig
-from girih.serve.engine.engine_start import Built, InlineStart
 from girih.serve.http.local_server import LocalServer
 from girih.serve.offline import batch_lines, batch_run
 from girih.serve.offline.batch_lines import ROUTE, BatchOutput, read_lines
@@ -432,13 +434,14 @@ def test_an_error_is_the_line_s_own_or_the_engine_s(files, monkeypatch, replies,
     assert left == []
 
 
-def fake_start():
-    tokenizer = support_tokenizer.byte_level()
-    return InlineStart(lambda progress: Built(fake_handle(tokenizer), tokenizer))
+def fake_client():
+    engine = fake_engine(support_tokenizer.byte_level())
+    support_tokenizer.write_files(Path(engine.facts.model_path))
+    return CoreClient(LocalTransport(lambda progress: engine))
 
 
 def test_a_local_server_answers_its_owner_only():
-    with LocalServer(fake_start(), SamplingConfig(), "fcfs", lambda event: None) as server:
+    with LocalServer(fake_client(), SamplingConfig(), "fcfs", lambda event: None) as server:
         assert httpx.get(server.url + "/v1/models").status_code == 401
         headers = {"authorization": f"Bearer {server.key}"}
         assert httpx.get(server.url + "/v1/models", headers=headers).status_code == 200
@@ -451,7 +454,9 @@ def test_a_local_server_that_cannot_start_says_why():
     def fail(progress):
         raise ConfigError("no such model")
 
-    server = LocalServer(InlineStart(fail), SamplingConfig(), "fcfs", lambda event: None)
+    server = LocalServer(
+        CoreClient(LocalTransport(fail)), SamplingConfig(), "fcfs", lambda event: None
+    )
     with pytest.raises(ConfigError, match="no such model"), server:
         pass
 
@@ -459,7 +464,7 @@ def test_a_local_server_that_cannot_start_says_why():
 def test_an_engine_of_its_own_answers(files, monkeypatch):
     from girih.serve.http import launch as launch_server
 
-    monkeypatch.setattr(launch_server, "way_to_start", lambda engine, logs: fake_start())
+    monkeypatch.setattr(launch_server, "client_of", lambda engine, logs: fake_client())
     files.write(request("a", model="fake"), request("b", model="other"))
     words = [f"input={files.input}", f"output={files.output}", "opt=O0", "-q"]
     assert cli.main(["run-batch", *words]) == 0

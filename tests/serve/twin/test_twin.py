@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 from support_core import make_core, make_request
 from support_fake_runner import FakeRunner
+from support_serving import FakeEngine
 
 from girih.kernels.base.errors import ConfigError
-from girih.runtime.client.core_service import CoreService
+from girih.runtime.client.loop import CoreLoop
 from girih.runtime.engine.core import EngineCore
 from girih.runtime.engine.observers import CoreObserver
 from girih.runtime.observe.step_fit import fit_rates
 from girih.runtime.observe.step_trace import StepTracer
 from girih.runtime.records.config import CacheConfig, SchedulerConfig
-from girih.runtime.records.messages import AddRequest, EngineFacts
+from girih.runtime.records.messages import AddRequests, EngineFacts
 from girih.runtime.records.plans import ModelRunnerOutput
 from girih.runtime.schedule.kv_cache import KVCacheManager
 from girih.runtime.schedule.scheduler import Scheduler
@@ -156,7 +157,7 @@ class ClockedEndpoint:
         taken = []
         while self._requests and self._requests[0][0] <= self._now:
             due, request = self._requests.pop(0)
-            taken.append((b"client", AddRequest(engine_request(request, due))))
+            taken.append((b"client", AddRequests([engine_request(request, due)])))
         return taken
 
 
@@ -168,7 +169,8 @@ def real_plans(requests):
     watcher = PlanWatcher()
     core.observers.append(watcher)
     facts = EngineFacts(name="", key="", model_path="", max_model_len=256, vocab_size=1000)
-    endpoint.service = CoreService(core, facts, endpoint)
+    endpoint.service = CoreLoop(FakeEngine(core, facts), endpoint)
+    endpoint.service.announce()
     endpoint.service.run()
     core.close()
     return watcher.plans, core.stats()

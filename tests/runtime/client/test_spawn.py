@@ -6,9 +6,9 @@ import multiprocessing
 import support_process
 from support_process import alive, wait_for
 
-from girih.runtime.client.core_connection import CoreConnection
-from girih.runtime.client.core_process import CoreSupervisor
-from girih.runtime.client.core_spawn import core_ahead, spawn_core
+from girih.runtime.client.spawn import core_ahead, spawn_core
+from girih.runtime.client.supervisor import CoreSupervisor
+from girih.runtime.client.zmq_transport import ZmqTransport
 from girih.runtime.records.messages import Ready
 
 
@@ -20,7 +20,7 @@ def test_a_core_that_is_ahead_builds_what_it_is_told():
         supervisor.start()
         assert supervisor.pid == ahead.process.pid
     assert alive(ahead.process.pid), "its supervisor owns it now"
-    connection = CoreConnection(supervisor.address)
+    connection = ZmqTransport(supervisor.address)
 
     def is_ready():
         connection.wait(0.01)
