@@ -77,6 +77,7 @@ ARROWS = {
     "passes.rewrites": "graph.ir kernels.ops passes",
     "passes.build": "graph.bundle graph.execute graph.files graph.ir graph.partition graph.tiles "
     "graph.trace kernels.build passes passes.verify",
+    "runtime": "",
     "runtime.records": "passes",
     "runtime.sample": "runtime.records",
     "runtime.structured": "runtime.records",
@@ -97,9 +98,9 @@ ARROWS = {
     "serve.web": "",
     "serve.text.parsers": "runtime.structured",
     "serve": "serve.text.parsers",
-    "serve.text": "runtime.records runtime.structured serve",
-    "serve.engine": "runtime.client runtime.engine runtime.observe runtime.records runtime.start "
-    "serve serve.text",
+    "serve.text": "runtime.records runtime.structured serve serve.text.parsers",
+    "serve.engine": "runtime runtime.client runtime.engine runtime.observe runtime.records "
+    "runtime.start serve serve.text",
     "serve.http.base": "runtime.records serve serve.engine serve.text serve.web",
     "serve.http.generation": "runtime.records runtime.structured serve serve.engine "
     "serve.http.base serve.text serve.text.parsers",
@@ -112,14 +113,14 @@ ARROWS = {
     "serve.http.generation serve.text serve.web",
     "serve.chat": "serve serve.text",
     "serve.bench": "runtime.records runtime.schedule serve",
-    "serve.twin": "kernels.kv runtime.engine runtime.observe runtime.records runtime.schedule "
-    "serve.bench",
+    "serve.twin": "kernels.kv runtime.client runtime.engine runtime.observe runtime.records "
+    "runtime.schedule serve.bench",
     "conf": "passes runtime.records serve serve.bench serve.twin",
-    "serve.cli": "conf",
-    "serve.http": "runtime.client runtime.records serve serve.cli serve.engine serve.http.admin "
+    "serve.cli": "conf graph.bundle graph.files runtime.records",
+    "serve.http": "graph.files runtime.client runtime.records serve serve.engine serve.http.admin "
     "serve.http.anthropic serve.http.base serve.http.generation serve.http.openai "
-    "serve.http.pooling serve.http.responses serve.text",
-    "serve.offline": "conf passes runtime.client runtime.engine runtime.records runtime.start "
+    "serve.http.pooling serve.http.responses serve.text serve.web",
+    "serve.offline": "conf passes runtime.client runtime.records runtime.start "
     "runtime.structured serve serve.engine serve.text",
     "serve.cli.commands": "conf graph.bundle graph.files graph.partition passes passes.build "
     "passes.verify runtime.client runtime.inspect runtime.records runtime.start serve serve.bench "
