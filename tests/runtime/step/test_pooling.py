@@ -293,7 +293,8 @@ def compiled(tmp_path_factory):
         path / "model", "bert", "classify", num_labels=1, classifier_pooling="mean"
     )
     opt = dataclasses.replace(load_opt_level("O2"), verify=True)
-    options = {"opt": opt, "bundle": str(path / "bundle"), "num_blocks": None}
+    bundle = {"bundle": str(path / "bundle"), "bundle_missing": "build"}
+    options = {"opt": opt, **bundle, "num_blocks": None}
     with pytest.MonkeyPatch.context() as patch:
         share_library(patch)
         return model, engine(path / "model", **options), options, path / "model"

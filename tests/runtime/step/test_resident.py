@@ -18,6 +18,7 @@ from girih.graph.bundle.files import BundleKey
 from girih.kernels.base.errors import (
     BundleError,
     BusyError,
+    EngineError,
     RequestError,
     UnavailableError,
     WeightError,
@@ -87,7 +88,7 @@ def test_whatever_fails_with_new_weights_the_old_ones_serve(llm, monkeypatch):
         raise MemoryError("no room for the canary")
 
     monkeypatch.setattr(core_of(llm).runner.resident, "_check", fail)
-    with pytest.raises(MemoryError):
+    with pytest.raises(EngineError, match="MemoryError: no room for the canary"):
         llm.reload_weights(str(tiny_model("llama", seed=1)))
     assert tokens(llm) == before
 

@@ -54,9 +54,9 @@ def engine(monkeypatch):
     fake.explain = lambda config, progress: f"level {config.opt.level}\npieces=3 tiles=2"
     fake.compile = lambda config, progress: f"bundle {config.compile.bundle}"
     monkeypatch.setitem(sys.modules, "girih.runtime.start.launch", fake)
-    import girih.runtime
+    import girih.runtime.start
 
-    monkeypatch.setattr(girih.runtime, "launch", fake, raising=False)
+    monkeypatch.setattr(girih.runtime.start, "launch", fake, raising=False)
     return seen
 
 
