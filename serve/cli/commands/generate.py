@@ -43,7 +43,7 @@ def run(words: list[str], options: Options) -> int:
             print(end.text, flush=True)
             ends.append((end.finish_reason, len(end.token_ids)))
     if not options.quiet:
-        _tell_of_limits(ends, params.max_tokens, llm.handle.max_model_len)
+        _tell_of_limits(ends, params.max_tokens, llm.facts.max_model_len)
     return 0
 
 
