@@ -77,6 +77,7 @@ def test_the_digest_of_the_compiler_covers_every_deciding_file(monkeypatch, tmp_
 # What stages between a model and its bundle import, and why it does not decide the code.
 INDIFFERENT = {
     "kernels/base/cache_dir.py": "places",
+    "kernels/base/choices.py": "checks settings",
     "graph/weights/checkpoint.py": "weights are inputs; conversions see names and shapes only",
     "graph/files/fetch.py": "downloads",
     "graph/files/gguf_convert.py": "makes a configuration, and that is in the key",

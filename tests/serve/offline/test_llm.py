@@ -61,7 +61,7 @@ def test_outputs_are_complete_and_in_order(llm):
 
 
 def test_prompts_are_scored_alone(llm):
-    prompt = [3 + i % 50 for i in range(llm.handle.max_model_len)]
+    prompt = [3 + i % 50 for i in range(llm.facts.max_model_len)]
     [output] = llm.generate([prompt], SamplingParams(max_tokens=0, prompt_logprobs=1))
     assert (output.outputs[0].token_ids, output.outputs[0].finish_reason) == ([], "length")
     assert [record.token_id for record in output.prompt_logprobs[1:]] == prompt[1:]
