@@ -91,7 +91,12 @@ def plain_extra_args(arguments: dict[str, Any]) -> dict[str, Any]:
 def _is_plain(value: Any) -> bool:
     if isinstance(value, int):
         return MIN_SEED <= value <= MAX_SEED
-    return value is None or isinstance(value, str | float)
+    return value is None or isinstance(value, float) or _is_text(value)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is text, without half of a surrogate pair, which no process could send on."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=NamedFields):
@@ -255,7 +260,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=NamedF
 
     def _check_lists(self) -> None:
         for text in self.stop:
-            if not isinstance(text, str) or not text:
+            if not _is_text(text) or not text:
                 raise RequestError(
                     f"stop has the entry {text!r}; every entry must be a non-empty string",
                     param="stop",

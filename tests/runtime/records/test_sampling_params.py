@@ -37,6 +37,7 @@ BAD = [
     ("seed", 1.0),
     ("stop", ("",)),
     ("stop", (3,)),
+    ("stop", ("a\ud83d",)),
     ("stop_token_ids", (-1,)),
     ("stop_token_ids", ("a",)),
     ("min_tokens", -1),
@@ -64,6 +65,7 @@ BAD = [
     ("skip_special_tokens", None),
     ("include_stop_str_in_output", 1),
     ("extra_args", [1]),
+    ("extra_args", {"a": "\ud83d"}),
     ("structured", {"json": {}}),
 ]
 
