@@ -12,6 +12,7 @@ import msgspec
 from girih.kernels.base.errors import RequestError
 from girih.runtime.records.structured_output import StructuredOutput
 from girih.runtime.structured.cycles import find_cycle
+from girih.runtime.structured.deep_threads import DeepThreads
 from girih.runtime.structured.tag_grammar import schemas_of
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 ORDER = ("llguidance", "xgrammar")
 """Libraries in the order "auto" asks them."""
+CHECK_THREADS = 2
 
 
 @functools.cache
@@ -61,7 +63,7 @@ def check(structured: StructuredOutput) -> None:
     Raises:
         RequestError: it cannot; says what is wrong and where.
     """
-    fault = _fault(cache_key(structured))
+    fault = _threads().submit(_fault, cache_key(structured)).result()
     if fault is not None:
         raise RequestError(fault.replace("structured", structured.param, 1), structured.param)
 
@@ -71,6 +73,11 @@ def cache_key(structured: StructuredOutput) -> StructuredOutput:
     return msgspec.structs.replace(structured, param="structured")
 
 
+@functools.cache
+def _threads() -> DeepThreads:
+    return DeepThreads(CHECK_THREADS, "girih-check")
+
+
 @functools.lru_cache(maxsize=256)
 def _fault(structured: StructuredOutput) -> str | None:
     try:
@@ -78,6 +85,8 @@ def _fault(structured: StructuredOutput) -> str | None:
         load(choose(structured)).check(structured)
     except RequestError as error:
         return str(error)
+    except RecursionError:
+        return str(structured.error(f"the {structured.kind} has too many references in a row"))
     return None
 
 

@@ -57,6 +57,7 @@ class _Closing:
         self._with_empty = with_empty
         self._places = [schema]  # schemas that describe a place by themselves
         self._done: set[int] = set()
+        self._known: dict[int, Names | None] = {}
         self._open: dict[str, str] = {}  # reference → one to an open copy
 
     def run(self) -> None:
@@ -75,7 +76,7 @@ class _Closing:
         self._done.add(id(node))
         options = [name for name in OPTIONS if isinstance(node.get(name), list)]
         is_split = len(options) == 1
-        own = self._names(node, but=options if is_split else ())
+        own = self._found_names(node, but=options) if is_split else self._names(node)
         if own is None:
             return
         names = _joined(around, own)
@@ -100,15 +101,19 @@ class _Closing:
         if is_alone:
             node.setdefault("type", "object")
 
-    def _names(
-        self, node: dict[str, Any], but: Collection[str] = (), above: tuple[int, ...] = ()
-    ) -> Names | None:
+    def _names(self, node: dict[str, Any]) -> Names | None:
         """What a schema and those it takes in name; None when one says what else there may be."""
-        if any(name in node for name in SAYS) or id(node) in above:
+        if id(node) not in self._known:
+            self._known[id(node)] = None  # it may take in itself
+            self._known[id(node)] = self._found_names(node, ())
+        return self._known[id(node)]
+
+    def _found_names(self, node: dict[str, Any], but: Collection[str]) -> Names | None:
+        if any(name in node for name in SAYS):
             return None
         names = _joined(dict.fromkeys(_required(node), False), dict.fromkeys(_listed(node), True))
         for part in self._parts(node, but):
-            inner = self._names(part, above=(*above, id(node)))
+            inner = self._names(part)
             if inner is None or "patternProperties" in part:
                 return None
             names = _joined(names, inner)

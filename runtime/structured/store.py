@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from weakref import WeakValueDictionary
 
 from girih.kernels.base.errors import RequestError
@@ -18,6 +18,7 @@ from girih.runtime.records.sampling_params import SamplingParams
 from girih.runtime.records.structured_output import StructuredOutput
 from girih.runtime.structured import backends
 from girih.runtime.structured.backend import Backend, Grammar, Matcher
+from girih.runtime.structured.deep_threads import DeepThreads
 from girih.runtime.structured.vocabulary import Vocabulary
 
 COMPILE_THREADS = 2
@@ -49,7 +50,7 @@ class GrammarStore:
         self._held: WeakValueDictionary[StructuredOutput, Future[Grammar]] = WeakValueDictionary()
         self._backends: dict[str, Backend] = {}
         self._vocabulary: Vocabulary | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: DeepThreads | None = None
         self._became_ready = threading.Event()
         self._callback: Callable[[], None] = lambda: None
 
@@ -82,7 +83,7 @@ class GrammarStore:
             future = self._held.get(key)
             if future is None:
                 if self._pool is None:
-                    self._pool = ThreadPoolExecutor(COMPILE_THREADS, "girih-grammar")
+                    self._pool = DeepThreads(COMPILE_THREADS, "girih-grammar")
                 future = self._held[key] = self._pool.submit(self._compile, key)
                 future.add_done_callback(self._announce)
             self._recent[key] = future

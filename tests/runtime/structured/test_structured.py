@@ -53,8 +53,7 @@ def allowed(matcher):
 
 def taken(vocabulary, form, text):
     """Whether a text may begin an output, and whether it may end there."""
-    [backend] = {backends.choose(form)}
-    matcher = backends.load(backend).make_backend(vocabulary, 1).compile(form).matcher()
+    matcher = GrammarStore(lambda: vocabulary).matcher(form)
     is_taken = all(matcher.accept(token) for token in vocabulary.encode(text))
     return is_taken, is_taken and EOS in allowed(matcher)
 
@@ -296,6 +295,48 @@ def test_damaged_schemas_are_refused_and_no_more(backend):
             backends.check(StructuredOutput.json_schema(schema, backend=backend))
     with pytest.raises(RequestError, match='"format"'):
         backends.check(StructuredOutput.structural_tag("true", backend=backend))
+
+
+NEXT = {
+    "items": lambda ref: {"type": "array", "items": ref},
+    "options": lambda ref: obj({"x": {"anyOf": [ref, NULL]}}, []),
+}
+
+
+@pytest.mark.parametrize("way", NEXT)
+def test_a_long_chain_of_definitions_ends_no_process(vocabulary, way):
+    make, num = NEXT[way], 1800
+    links = {f"{i:x}": make({"$ref": f"#/$defs/{i + 1:x}"}) for i in range(num)}
+    schema = {"$defs": {**links, f"{num:x}": NULL}, "$ref": "#/$defs/0"}
+    form = StructuredOutput.json_schema(schema, backend="llguidance")
+    backends.check(form)
+    assert taken(vocabulary, form, "[[" if way == "items" else '{"x"')[0]
+
+
+@pytest.mark.parametrize("line", ["{}: {}", "{} ::= {}"])
+def test_a_long_chain_of_rules_ends_no_process(store, vocabulary, line):
+    rules = [line.format(f"r{i}", f'"a" r{i + 1}') for i in range(9000)]
+    start = line.format("root" if "::=" in line else "start", "r0")
+    form = StructuredOutput.grammar("\n".join([start, *rules, line.format("r9000", '"b"')]))
+    backends.check(form)
+    matcher = store.matcher(form)
+    for _ in range(9):
+        assert matcher.accept(vocabulary.tokens.index(b"a"))
+
+
+def test_too_many_references_in_a_row_are_refused():
+    for make in (lambda ref: ref, lambda ref: {"allOf": [ref, {"properties": {"x": {}}}]}):
+        links = {f"{i:x}": make({"$ref": f"#/$defs/{i + 1:x}"}) for i in range(2500)}
+        schema = {"$defs": {**links, f"{2500:x}": NULL}, "$ref": "#/$defs/0"}
+        with pytest.raises(RequestError, match="too many references in a row"):
+            backends.check(StructuredOutput.json_schema(schema))
+
+
+def test_references_that_meet_again_are_followed_once():
+    twice = {f"{i:x}": {"allOf": [{"$ref": f"#/$defs/{i + 1:x}"}] * 2} for i in range(40)}
+    schema = {"$defs": {**twice, f"{40:x}": obj({"a": NULL})}, "$ref": "#/$defs/0"}
+    closed = prepare(json.loads(json.dumps(schema)), is_closed=False)
+    assert closed["$defs"]["0"]["properties"] == {"a": True}
 
 
 BROKEN = [
