@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from girih.kernels.build import library
-
-from girih.kernels.build import sources as library_sources
 from girih.kernels.base.errors import CompileError, ConfigError
 from girih.kernels.base.target import detect_isa
+from girih.kernels.build import library
+from girih.kernels.build import sources as library_sources
 
 HERE = Path(__file__).parent
 

@@ -6,8 +6,8 @@ import pytest
 from support_models import program_of, tiny_traced
 
 import girih.passes.build.background as background
-from girih.kernels.base.progress import ProgressEvent
 from girih.kernels.base.errors import BundleError, CompileError, TraceError
+from girih.kernels.base.progress import ProgressEvent
 from girih.passes.build.background import BackgroundBuild, Part
 
 BUNDLE = object()

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from support_models import opt_o2, tiny_spec
 
-from girih.kernels.base.progress import no_progress
 from girih.kernels.base.errors import BundleError, CompileError, ConfigError
+from girih.kernels.base.progress import no_progress
 from girih.kernels.base.target import Target
-from girih.passes.build import build
-from girih.passes.build import key
+from girih.passes.build import build, key
 from girih.passes.build.background import BuildObserver
 from girih.passes.options import OptConfig
 from girih.passes.pipeline import PIPELINE

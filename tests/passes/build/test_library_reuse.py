@@ -9,8 +9,7 @@ from support_models import opt_o2, tiny_spec
 
 from girih.graph.bundle.files import MANIFEST, check_files, remove_bundle
 from girih.kernels.base.target import Target
-from girih.passes.build import build
-from girih.passes.build import key
+from girih.passes.build import build, key
 
 TARGET = Target("cpu", "avx2", 2, "g++")
 SPECS = {

@@ -1,4 +1,4 @@
-"""How much 32 different grammars slow decoding down: python tests/support/measure_structured.py.
+"""How much 32 different grammars slow decoding down: python tests/bench/measure_structured.py.
 
 Alternates batches with and without grammars (same prompts, same number of tokens, greedy) and
 compares the best times of each.

@@ -1,4 +1,4 @@
-"""Context tokens that run together in 1 GiB: python tests/support/measure_kv_groups.py.
+"""Context tokens that run together in 1 GiB: python tests/bench/measure_kv_groups.py.
 
 Drives the scheduler without a model, with the layers of Gemma 3 270M in one group and in KV groups,
 until it first preempts or a request ends.

@@ -1,6 +1,6 @@
 """How a decode step's time divides: inside tiles, inside attention, and between the pieces.
 
-    python tests/support/measure_pieces.py [--model smollm2] [--opt O2] [--steps 40]
+    python tests/bench/measure_pieces.py [--model smollm2] [--opt O2] [--steps 40]
 
 What lies between is all that compiling larger regions (whole layers, or the whole graph) could
 save: tiles already hold everything from one attention to the next. One line per number of
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import find_support  # noqa: F401
 from measure_replay import CONTEXT, step
 from support_core import core_of
 

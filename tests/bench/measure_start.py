@@ -1,6 +1,6 @@
 """Seconds from `girih serve` to its first answer.
 
-    python tests/support/measure_start.py [--empty] [KEY=VALUE ...]
+    python tests/bench/measure_start.py [--empty] [KEY=VALUE ...]
 
 `--empty` starts from a cache that holds the model's files only. Printed, in seconds after the
 launch: every line of the server, when it is ready, and the first answer that is not a 503.

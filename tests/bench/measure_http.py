@@ -1,4 +1,4 @@
-"""What the server costs over the engine: python tests/support/measure_http.py [key=value ...].
+"""What the server costs over the engine: python tests/bench/measure_http.py [key=value ...].
 
     throughput   32 answers of 96 tokens to prompts of 32: `LLM.generate` in this process, then
                  the same through HTTP from a client in a process of its own, in turns
@@ -22,6 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import find_support  # noqa: F401
 from support_soak import serving_model
 
 from girih.runtime.records.sampling_params import SamplingParams

@@ -1,4 +1,4 @@
-"""What an int8 KV cache changes: python tests/support/measure_kv_dtype.py [accuracy] [speed].
+"""What an int8 KV cache changes: python tests/bench/measure_kv_dtype.py [accuracy] [speed].
 
 accuracy   logits of all prompt tokens, and 64 greedy tokens, of the end-to-end prompts
 speed      decode steps of SmolLM2 over a long context that is in the prefix cache
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 
+import find_support  # noqa: F401
 from support_hf_reference import prompt_logits, prompt_token_ids
 
 from girih import LLM, SamplingParams

@@ -1,6 +1,6 @@
 """What the modes of `runtime.replay` cost per step, on one bound program, step by step in turn.
 
-    python tests/support/measure_replay.py [--model smollm2] [--steps 12] [--cpu]
+    python tests/bench/measure_replay.py [--model smollm2] [--steps 12] [--cpu]
 
 R requests with contexts of 128 tokens each decode; the same step runs in every mode, one after the
 other, and again for the next position, in another order, so that a busy moment of the machine hits
@@ -16,6 +16,7 @@ import argparse
 import statistics
 import time
 
+import find_support  # noqa: F401
 import torch
 from support_core import core_of
 

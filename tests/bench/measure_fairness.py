@@ -1,4 +1,4 @@
-"""What one long prompt does to 16 running answers: python tests/support/measure_fairness.py.
+"""What one long prompt does to 16 running answers: python tests/bench/measure_fairness.py.
 
 For each setting of scheduler.long_prefill_token_threshold a server of SmolLM2 gets 16 streams; when
 all have tokens a prompt of 8,000 tokens arrives. Written: a plot of every gap between two pieces
@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import find_support  # noqa: F401
 from support_soak import serving_model
 
 from girih.serve.bench.client import EndpointClient
