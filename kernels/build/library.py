@@ -22,8 +22,8 @@ from pathlib import Path
 
 import torch
 
-from girih.kernels.ops import schemas as ops
 from girih.kernels.base.errors import CompileError, ConfigError
+from girih.kernels.base.target import ISAS, find_compiler
 from girih.kernels.build.sources import (
     BINDING_FLAGS,
     COMMON_FLAGS,
@@ -32,7 +32,7 @@ from girih.kernels.build.sources import (
     SOURCE_DIR,
     sources,
 )
-from girih.kernels.base.target import ISAS, find_compiler
+from girih.kernels.ops import schemas as ops
 
 log = logging.getLogger("girih.kernels")
 

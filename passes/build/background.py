@@ -20,10 +20,10 @@ from queue import SimpleQueue
 
 from girih.graph.bundle.bundle import Bundle
 from girih.graph.execute.executable import Executable
-from girih.graph.tiles.inductor import load_tile
 from girih.graph.partition.partition import Program
-from girih.kernels.base.progress import Progress, ProgressEvent
+from girih.graph.tiles.inductor import load_tile
 from girih.kernels.base.errors import GirihError
+from girih.kernels.base.progress import Progress, ProgressEvent
 from girih.kernels.build.library import load_library
 
 log = logging.getLogger("girih.build")

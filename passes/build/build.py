@@ -33,23 +33,23 @@ from girih.graph.bundle.files import (
     tile_graph,
     tile_package,
 )
-from girih.kernels.base.cache_dir import locked
-from girih.graph.tiles.pool import CompilePool
-from girih.kernels.base.garbage import no_collection
-from girih.graph.partition.partition import Program, partition
-from girih.kernels.base.progress import Progress, ProgressEvent, no_progress
-from girih.passes.verify.rows import try_rows
 from girih.graph.files.spec import ModelSpec
 from girih.graph.ir.tile_file import write_tile
-from girih.graph.trace.trace import Traced, trace
 from girih.graph.ir.trace_lock import one_at_a_time
+from girih.graph.partition.partition import Program, partition
+from girih.graph.tiles.pool import CompilePool
+from girih.graph.trace.trace import Traced, trace
+from girih.kernels.base.cache_dir import locked
 from girih.kernels.base.errors import BundleError, CompileError, ConfigError
-from girih.kernels.build.library import build_library, require_compiler, stop_builds
+from girih.kernels.base.garbage import no_collection
+from girih.kernels.base.progress import Progress, ProgressEvent, no_progress
 from girih.kernels.base.target import Target, why_not_runnable
+from girih.kernels.build.library import build_library, require_compiler, stop_builds
 from girih.passes.build.background import BuildObserver, Part
 from girih.passes.build.key import bundle_dir, bundle_key, tuned
 from girih.passes.options import OptConfig
 from girih.passes.runner import Lowered, lower
+from girih.passes.verify.rows import try_rows
 from girih.passes.verify.tiles import prove_tiles
 
 log = logging.getLogger("girih.build")

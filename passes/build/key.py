@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from girih.graph.bundle.files import BundleKey
-from girih.kernels.base.cache_dir import cache_dir
-from girih.graph.tiles.settings import MAX_STEP_TOKENS, inductor_options
 from girih.graph.files.spec import ModelSpec
-from girih.kernels.build.sources import source_digest
+from girih.graph.tiles.settings import MAX_STEP_TOKENS, inductor_options
+from girih.kernels.base.cache_dir import cache_dir
 from girih.kernels.base.target import Target
+from girih.kernels.build.sources import source_digest
 from girih.passes.options import PASS_NAMES, OptConfig
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,12 +13,12 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from girih.graph.bundle.files import PREPARED, BundleKey, named_bundle, tile_graph
-from girih.graph.partition.partition import Program
-from girih.kernels.base.progress import Progress, no_progress
 from girih.graph.files.spec import ModelSpec
 from girih.graph.ir.tile_file import write_tile
+from girih.graph.partition.partition import Program
 from girih.graph.trace.trace import trace
 from girih.kernels.base.errors import BundleError
+from girih.kernels.base.progress import Progress, no_progress
 from girih.kernels.base.target import Target
 from girih.passes.build.build import lower_and_partition
 from girih.passes.build.key import bundle_dir, bundle_key
