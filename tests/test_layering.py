@@ -4,6 +4,7 @@ import ast
 import functools
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -275,3 +276,13 @@ def test_light_modules_stay_light(tmp_path):
         f"    print(module, [n for n in {HEAVY} if n in sys.modules])"
     )
     assert run(code, tmp_path) == [f"{module} []" for module in TORCH_FREE]
+
+
+def test_every_folder_is_installed():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {".".join(("girih", *path.relative_to(ROOT).parts[:-1])) for path in SOURCES}
+    assert set(settings["packages"]) == folders | {"girih"}
+    assert all(
+        (ROOT / name.partition(".")[2].replace(".", "/") / "__init__.py").is_file()
+        for name in folders
+    )
