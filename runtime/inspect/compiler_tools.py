@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from girih.graph.bundle.bundle import open_bundle
-from girih.graph.bundle.files import BundleKey, read_key
+from girih.graph.bundle.files import BundleKey, named_bundle, read_key
 from girih.graph.ir.text import SymbolNames, graph_text
 from girih.graph.partition.graph_file import read_graph
 from girih.graph.partition.partition import Program
@@ -17,12 +17,14 @@ from girih.graph.tiles.inductor import TileFn, load_tile
 from girih.graph.trace.trace import node_origin, trace
 from girih.kernels.base.errors import ConfigError
 from girih.kernels.base.progress import Progress, no_progress
+from girih.kernels.base.target import Target, why_not_runnable
 from girih.kernels.bench import measure_peaks
 from girih.kernels.build.library import load_library
 from girih.passes.build.build import lower_and_partition
 from girih.passes.build.key import bundle_dir, bundle_key
 from girih.passes.runner import Graphed, Lowered, lower
-from girih.runtime.inspect.explain_page import PageData, render
+from girih.runtime.inspect.explain_page import Measured, PageData, render
+from girih.runtime.inspect.machine_load import OtherWork
 from girih.runtime.inspect.tile_stats import SIZES, TileCost, tile_cost
 from girih.runtime.records.config import EngineConfig
 from girih.runtime.start.context import target_of
@@ -60,7 +62,6 @@ def write_page(config: EngineConfig, path: Path, progress: Progress = no_progres
             for file in Path(directory).glob(f"*_{record.name}.diff")
         }
     key = bundle_key(spec, config.opt, target)
-    costs, peaks = _costs(config, program, key)
     page = render(
         PageData(
             title=f"{spec.name} at {config.opt.level} for {target.device} {target.isa}",
@@ -69,8 +70,7 @@ def write_page(config: EngineConfig, path: Path, progress: Progress = no_progres
             differences=differences,
             layout=program.layout,
             notes={tile.key: tile.note for tile in program.tiles.values()},
-            costs=costs,
-            peaks=peaks,
+            measured=_measured(config, program, key, target),
             key=key.as_text() if config.opt.compile else "nothing is compiled at this level\n",
             graph=lowered.as_text(),
         )
@@ -81,26 +81,28 @@ def write_page(config: EngineConfig, path: Path, progress: Progress = no_progres
         raise ConfigError(f"explain.html is {path}, which cannot be written: {error}") from error
 
 
-def _costs(
-    config: EngineConfig, program: Program, key: BundleKey
-) -> tuple[dict[str, list[TileCost]], tuple[float, float] | None]:
-    """Costs of the tiles, with times and machine limits when their code is at hand."""
+def _measured(config: EngineConfig, program: Program, key: BundleKey, target: Target) -> Measured:
+    """Costs of the tiles, with times and machine limits when their code is at hand and runs."""
     named = config.compile.bundle
-    path = Path(named).expanduser() if named else bundle_dir() / key.digest
+    path = named_bundle(named) if named else bundle_dir() / key.digest
     found = read_key(path) if config.opt.compile else None
-    compiled: dict[str, TileFn] = {}
-    peaks = None
-    if found == key:
-        bundle = open_bundle(path)
-        load_library(bundle.library)
-        compiled = {k: load_tile(bundle.package(k)) for k in program.tiles}
-        limits = measure_peaks(bundle.library, getattr(torch, dict(key.entries)["model.dtype"]))
-        peaks = (limits.gflops, limits.gbytes)
-    costs = {
+    if found != key or target.device != "cpu" or why_not_runnable(target.isa):
+        return Measured(_costs(program, {}))
+    torch.set_num_threads(target.threads)
+    bundle = open_bundle(path)
+    load_library(bundle.library)
+    others = OtherWork()
+    costs = _costs(program, {k: load_tile(bundle.package(k)) for k in program.tiles})
+    limits = measure_peaks(bundle.library, getattr(torch, dict(key.entries)["model.dtype"]))
+    peaks = limits.gflops, limits.gbytes
+    return Measured(costs, peaks, target.threads, others.remark())
+
+
+def _costs(program: Program, compiled: dict[str, TileFn]) -> dict[str, list[TileCost]]:
+    return {
         tile.key: [tile_cost(tile.graph, tokens, compiled.get(tile.key)) for tokens in SIZES]
         for tile in program.tiles.values()
     }
-    return costs, peaks
 
 
 def named_texts(configs: list[EngineConfig], progress: Progress = no_progress) -> list[str]:

@@ -12,6 +12,23 @@ from girih.runtime.inspect.tile_stats import TileCost
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What tiles cost, and how that was measured.
+
+    Attributes:
+        costs: per tile, one per number of tokens.
+        peaks: GFLOP/s and GB/s of this machine, or None when no times were taken.
+        threads: of the engine, with which they were taken.
+        remark: what to know of them, or "".
+    """
+
+    costs: dict[str, list[TileCost]]
+    peaks: tuple[float, float] | None = None
+    threads: int = 0
+    remark: str = ""
+
+
+@dataclass(frozen=True)
 class PageData:
     """What the page shows.
 
@@ -22,8 +39,7 @@ class PageData:
         differences: what each pass changed, as a difference of texts, by pass name.
         layout: the program.
         notes: what each tile computes, by key.
-        costs: per tile, one per number of tokens.
-        peaks: GFLOP/s and GB/s of this machine, or None when nothing was measured.
+        measured: what tiles cost.
         key: the bundle's key as text.
         graph: the graph after the last pass.
     """
@@ -34,8 +50,7 @@ class PageData:
     differences: dict[str, str]
     layout: ProgramLayout
     notes: dict[str, str]
-    costs: dict[str, list[TileCost]]
-    peaks: tuple[float, float] | None
+    measured: Measured
     key: str
     graph: str
 
@@ -136,29 +151,32 @@ def _program(data: PageData) -> str:
 
 
 def _tiles(data: PageData) -> str:
-    colours = _colours(data.layout)
+    colours, measured = _colours(data.layout), data.measured
     rows = []
     for key, count in data.layout.tile_counts.items():
         chip = f'<span class="chip" style="background:{colours[key]}"></span>'
         label = f"{chip}{key}<br><span class=muted>{escape(data.notes.get(key, ''))}</span>"
-        costs = data.costs.get(key, [])
+        costs = measured.costs.get(key, [])
         for number, cost in enumerate(costs):
             span = f"rowspan={len(costs)}"
             first = f"<td {span}>{label}</td><td class=n {span}>{count}</td>"
-            rows.append(f"<tr>{first if number == 0 else ''}{_cost(cost, data.peaks)}</tr>")
+            rows.append(f"<tr>{first if number == 0 else ''}{_cost(cost, measured.peaks)}</tr>")
     head = (
         "<tr><th>tile</th><th class=n>pieces</th><th class=n>tokens</th><th class=n>MB</th>"
         "<th class=n>MFLOP</th><th class=n>µs per call</th><th class=n>GB/s</th>"
         "<th class=n>GFLOP/s</th><th>of the nearer limit</th></tr>"
     )
     limits = "No compiled code in the cache: run <code>girih compile</code> first to see times."
-    if data.peaks:
+    if measured.peaks:
+        gflops, gbytes = measured.peaks
         limits = (
-            f"Limits measured here, all threads: {data.peaks[0]:.0f} GFLOP/s (products "
-            f"in the model's dtype), {data.peaks[1]:.1f} GB/s (reading memory). A tile that is "
-            "called over and over may read its weights from a cache, faster than memory."
+            f"Times are the fastest of several calls, with the engine's {measured.threads} thread"
+            f"{'s' * (measured.threads != 1)}; so are the limits: {gflops:.0f} GFLOP/s (products "
+            f"in the model's dtype), {gbytes:.1f} GB/s (reading memory). A tile that is called "
+            "over and over may read its weights from a cache, faster than memory."
         )
-    return f'<table>{head}{"".join(rows)}</table><p class="muted">{limits}</p>'
+    warning = f'<p class="warn">{escape(measured.remark)}</p>' if measured.remark else ""
+    return f'<table>{head}{"".join(rows)}</table>{warning}<p class="muted">{limits}</p>'
 
 
 def _cost(cost: TileCost, peaks: tuple[float, float] | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from girih.conf.compose import compose_config, to_record
 from girih.kernels.base.errors import ConfigError
+from girih.runtime.inspect.machine_load import OtherWork
 from girih.runtime.records.sampling_params import SamplingParams
 from girih.serve.cli.preflight import engine_of
 from girih.serve.cli.verbs import Options
@@ -38,8 +40,11 @@ def run(words: list[str], options: Options) -> int:
         llm = LLM.from_config(engine, progress)
     llm.generate([WARM_UP_IDS], _params(4))
     print(f"READY {time.perf_counter() - started:.2f}", flush=True)
+    others = OtherWork()
     for spec, prompts in workloads:
         print(f"RESULT {json.dumps(measure(llm, spec, prompts, bench.rounds))}", flush=True)
+    if others.remark() and not options.quiet:
+        print(others.remark(), file=sys.stderr)
     return 0
 
 

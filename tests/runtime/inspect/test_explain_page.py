@@ -1,20 +1,26 @@
 """The page of `girih explain`, and the costs of tiles that it shows."""
 
+import dataclasses
 import math
 import re
 import time
 
 import pytest
+import torch
 from support_models import program_of, tiny_model, tiny_traced
 
 from girih.conf.compose import compose_config, to_engine_config
 from girih.graph.tiles.inductor import eager_tile
 from girih.kernels.base.errors import ConfigError
+from girih.kernels.bench import Peaks
 from girih.passes.options import PASS_NAMES
 from girih.runtime.inspect import compiler_tools
-from girih.runtime.inspect.tile_stats import tile_cost
+from girih.runtime.inspect.machine_load import OtherWork
+from girih.runtime.inspect.tile_stats import is_enough, tile_cost
+from girih.runtime.records.config import TargetConfig
 from girih.runtime.start import launch, runnable_program
-from girih.runtime.start.context import start_of
+from girih.runtime.start.context import start_of, target_of
+from girih.runtime.start.wanted import model_spec
 
 
 @pytest.fixture
@@ -56,6 +62,57 @@ def test_a_file_that_cannot_be_written_is_named(config, tmp_path, monkeypatch):
     monkeypatch.setattr(compiler_tools, "trace", lambda spec, progress: tiny_traced("llama"))
     with pytest.raises(ConfigError, match=r"explain\.html is .*cannot be written: .*directory"):
         compiler_tools.write_page(config, tmp_path)
+
+
+def test_times_and_their_circumstances_are_on_the_page(config, tmp_path, monkeypatch):
+    """The bundle is stood in for: tiles that do nothing, and a machine that others use."""
+    monkeypatch.setattr(compiler_tools, "trace", lambda spec, progress: tiny_traced("llama"))
+    monkeypatch.setattr(compiler_tools, "read_key", lambda path: compiler_tools.bundle_key(*asked))
+    monkeypatch.setattr(compiler_tools, "open_bundle", lambda path: FakeBundle())
+    monkeypatch.setattr(compiler_tools, "load_library", lambda path: None)
+    counts = []
+
+    def load_tile(key):
+        counts.append(torch.get_num_threads())
+        return lambda inputs: None
+
+    monkeypatch.setattr(compiler_tools, "load_tile", load_tile)
+    monkeypatch.setattr(compiler_tools, "measure_peaks", lambda path, dtype: Peaks(100.0, 10.0))
+    monkeypatch.setattr(OtherWork, "average", lambda self: 1.25)
+    before = torch.get_num_threads()
+    chosen = dataclasses.replace(config, target=TargetConfig(threads=1))
+    asked = model_spec(chosen.model), chosen.opt, target_of(chosen)
+    try:
+        compiler_tools.write_page(chosen, tmp_path / "page.html")
+    finally:
+        torch.set_num_threads(before)
+    page = (tmp_path / "page.html").read_text()
+    assert set(counts) == {1}
+    assert "with the engine's 1 thread; so are the limits: 100 GFLOP/s" in page
+    assert "other processes kept 1.2 of" in page
+    assert page.count('class="bar"') == 2 * 3
+
+
+class FakeBundle:
+    library = None
+
+    def package(self, key):
+        return key
+
+
+@pytest.mark.parametrize(
+    ("samples", "seconds", "enough"),
+    [
+        ([], 9.0, False),
+        ([1.0] * 5, 0.2, False),
+        ([1.0, 1.02, 1.04, 1.01, 1.01], 0.4, True),
+        ([1.0, 9.0, 9.0, 9.0, 9.0, 9.0], 0.4, False),
+        ([9.0, 9.0, 9.0, 1.0], 2.0, False),
+        ([9.0, 9.0, 9.0, 1.0], 3.0, True),
+    ],
+)
+def test_a_tile_is_called_until_several_calls_agree_on_the_fastest(samples, seconds, enough):
+    assert is_enough(samples, seconds) is enough
 
 
 def test_costs_of_a_middle_tile():
