@@ -60,11 +60,12 @@ def _in_place(schema: Any, place: str, part: dict[str, Any]) -> Iterator[list[Pl
     if target := _target(schema, part):
         yield target
     for name in ("allOf", "anyOf", "oneOf"):
-        options = [(f"{place}/{name}/{step}", child) for step, child in children(part.get(name))]
+        listed = part[name] if isinstance(part.get(name), list) else []
+        options = [(f"{place}/{name}/{step}", child) for step, child in children(listed)]
         if name == "allOf":
             yield from [[option] for option in options]
         elif options:
-            yield options
+            yield [option for option in options if option[1] is not False] or options
 
 
 def _inside(place: str, part: dict[str, Any]) -> Iterator[list[Place]]:

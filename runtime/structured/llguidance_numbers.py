@@ -33,8 +33,10 @@ def fit(schema: Any) -> None:
 
 
 def _is_whole(part: dict[str, Any]) -> bool:
-    kinds = part.get("type", ())
-    return "integer" in kinds and "number" not in kinds
+    kinds = part.get("type")
+    if isinstance(kinds, list):
+        return "integer" in kinds and "number" not in kinds
+    return kinds == "integer"
 
 
 def _is_kept(name: str, value: int, is_whole: bool) -> bool:

@@ -35,9 +35,10 @@ MAX_TRIALS = 400
 def subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
     """The schemas inside a schema, each with its JSON pointer from there."""
     if isinstance(schema, dict):
-        yield from _in_maps(schema)
-        yield from _in_lists(schema)
-        yield from ((f"/{n}", schema[n]) for n in ALONE if isinstance(schema.get(n), dict | bool))
+        alone = ((f"/{name}", schema.get(name)) for name in ALONE)
+        for place, child in (*_in_maps(schema), *_in_lists(schema), *alone):
+            if isinstance(child, dict | bool):
+                yield place, child
 
 
 def _in_maps(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from girih.runtime.records.structured_output import children
 from girih.runtime.structured.schema import BOUNDS, FORMATS, literals, places
 
 UNKNOWN = {
     "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies",
     "uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems",
-    "unevaluatedProperties", "additionalItems", "$dynamicRef", "$recursiveRef",
+    "unevaluatedProperties", "additionalItems", "propertyNames", "$dynamicRef", "$recursiveRef",
 }  # fmt: skip
 # It looks at the first of these that a schema has, and at nothing beside it.
 FIRST = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
@@ -18,10 +19,13 @@ LITERAL = ("const", "enum")
 # A schema without a type is one of an object or a list where it has one of these, else of anything.
 SHAPES = ("properties", "additionalProperties", "items", "prefixItems")
 OTHER = {
-    "minItems", "maxItems", "required", "patternProperties", "propertyNames", "minProperties",
+    "minItems", "maxItems", "required", "patternProperties", "minProperties",
     "maxProperties", "minLength", "maxLength", "pattern", "format", "multipleOf", *BOUNDS,
 }  # fmt: skip
 CONSTRAINTS = {*OTHER, *FIRST, *SHAPES}
+KINDS: dict[type, str] = {
+    str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object",
+}  # fmt: skip
 LARGEST = 2**63 - 1
 LARGEST_STEP = 1024
 LONGEST = 256  # characters; its automata of longer patterns are slow, and then wrong
@@ -54,11 +58,16 @@ def _faults(part: dict[str, Any]) -> Iterator[str]:
     yield from sorted(UNKNOWN & part.keys())
     yield from _beside(part)
     yield from _numbers(part)
+    yield from _wrong_types(part)
     reference, together = part.get("$ref", "#"), part.get("allOf", ())
     if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
         yield f"the reference {str(reference)[:80]!r}"
     if isinstance(together, list) and len(together) > 1:
         yield "allOf with more than one schema"
+    yield from (f"an empty {name}" for name in FIRST if part.get(name) == [])
+    listed = [name for name, _ in children(part.get("properties"))]
+    if isinstance(part.get("required"), list) and (not listed or "additionalProperties" in part):
+        yield from (f"required {str(n)[:80]!r}" for n in part["required"] if n not in listed)
 
 
 def _beside(part: dict[str, Any]) -> Iterator[str]:
@@ -71,6 +80,18 @@ def _beside(part: dict[str, Any]) -> Iterator[str]:
     elif "type" not in part and not any(name in part for name in SHAPES):
         yield from (f"{name} without a type" for name in sorted(OTHER & part.keys()))
     yield from _texts(part)
+
+
+def _wrong_types(part: dict[str, Any]) -> Iterator[str]:
+    """Literals that the type beside them does not allow."""
+    kinds = part.get("type")
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if isinstance(kinds, list):
+        options = [child for _, child in children(part.get("enum"))]
+        for value in [part["const"]] if "const" in part else options:
+            kind = KINDS.get(type(value), "null")
+            if kind not in kinds and not (kind == "integer" and "number" in kinds):
+                yield f"type beside {str(value)[:40]!r}"
 
 
 def _texts(part: dict[str, Any]) -> Iterator[str]:

@@ -242,6 +242,7 @@ ENDLESS = [
     ({"$defs": {"a": B, "b": A}, **A}, "satisfies #/$defs/a -> #/$defs/b -> #/$defs/a;"),
     ({"anyOf": [ROOT]}, "# -> #/anyOf/0 -> #;"),
     ({"allOf": [ROOT, NULL]}, "# -> #/allOf/0 -> #;"),
+    ({"oneOf": [False, ROOT]}, "# -> #/oneOf/1 -> #;"),
     ({"$defs": {"a": {"anyOf": [B]}, "b": {"oneOf": [A]}}, **A}, "#/$defs/b -> #/$defs/b/oneOf/0"),
     ({"type": "array", "items": {"$ref": "#/items"}}, "#/items -> #/items;"),
     (obj({"next": ROOT}), "# -> #/properties/next -> #;"),
@@ -290,8 +291,15 @@ def test_recursion_with_a_way_out_is_fine(schema, backend, vocabulary):
 @pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
 def test_damaged_schemas_are_refused_and_no_more(backend):
     pytest.importorskip(backend)
-    for schema in ({"required": [[1]], "type": "object"}, {"minItems": "x", "type": "array"}):
-        with pytest.raises(RequestError, match="cannot be used"):
+    for schema in (
+        {"required": [[1]], "type": "object"},
+        {"minItems": "x", "type": "array"},
+        {"type": "object", "properties": {"type": "null", "maximum": 5}},
+        {"anyOf": {"not": {"properties": {}}}},
+        {"type": 5, "minimum": 1},
+        {"type": "array", "items": {"anyOf": [[]]}},
+    ):
+        with pytest.raises(RequestError, match=r"cannot be used|does not keep"):
             backends.check(StructuredOutput.json_schema(schema, backend=backend))
     with pytest.raises(RequestError, match='"format"'):
         backends.check(StructuredOutput.structural_tag("true", backend=backend))
