@@ -18,10 +18,10 @@ constexpr int kAmxDepth = 32;   // k of a tile of 64 bytes a row
 constexpr long kAmxStepBytes = 32 * 2 * kAmxDepth;  // what a step reads of 32 columns
 
 // The calling thread's tiles while this object lives: 0 to 3 hold sums (two of 16 columns for the
-// upper rows, two for the lower), 4 and 5 rows, 6 and 7 columns.
+// upper rows, two for the lower), 4 and 5 rows, 6 and 7 columns. `columns` is the first tile of columns.
 class AmxTiles {
  public:
-  explicit AmxTiles(int rows) {
+  explicit AmxTiles(int rows, int columns = 6) {
     struct alignas(64) {
       uint8_t palette, start, unused[14];
       uint16_t row_bytes[16];
@@ -29,7 +29,7 @@ class AmxTiles {
     } shape = {1, 0, {}, {}, {}};
     for (int i = 0; i < 8; ++i) {
       shape.row_bytes[i] = 64;
-      shape.rows[i] = (uint8_t)(i < 6 ? rows : 16);
+      shape.rows[i] = (uint8_t)(i < columns ? rows : 16);
     }
     // GCC 12 knows only that the first 8 bytes are read.
     asm volatile("" : : "r"(&shape) : "memory");

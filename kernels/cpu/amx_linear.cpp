@@ -2,7 +2,8 @@
 //
 //   x       copied into tiles once per call: [row tile][step of k][rows][64 bytes], zeros beyond K
 //   item    (block of rows that stays in L2) x (range of panels); within it every panel meets all
-//           rows of the block, and the next panel is fetched meanwhile
+//           rows of the block, and the next panel is fetched meanwhile; one tile of rows meets two
+//           panels at a time, because memory answers two streams faster than one
 #include "amx.h"
 
 #ifdef GIRIH_AMX
@@ -22,7 +23,7 @@ namespace {
 constexpr int kWidth = 32;                      // columns of a panel
 constexpr long kBlockBytes = 1024 * 1024;       // rows of x that stay in L2
 constexpr long kRoundBytes = 16 * 1024 * 1024;  // rows of x that are copied at a time
-constexpr long kDistance = 16 * 1024;           // how far ahead a stream of panels is fetched
+constexpr long kNearBytes = 2 * 1024;           // how far ahead in its panel a stream is fetched
 
 thread_local Scratch shared_rows;  // of the calling thread
 
@@ -69,6 +70,39 @@ struct AmxCall {
     if constexpr (Lower) finish(sums[1], row + height, std::min(height, rows - row - height), p);
   }
 
+  // Rows of one tile x panels p and p + 1, a column tile after the other, what comes next in between.
+  void product_of_two(int p, const char* last) const {
+    const long row_step = height * 64;
+    const int whole = args.k / kAmxDepth;
+    amx_clear<true>();
+    for (int s = 0; s < steps; ++s) {
+      const char *left = panel(p) + s * kAmxStepBytes, *right = left + panel_bytes();
+      const char *ahead = left + kNearBytes, *ahead_right = right + kNearBytes;
+      if (s == whole) left = last, right = last + kAmxStepBytes;
+      _tile_loadd(4, x + s * row_step, 64);
+      fetch_half(ahead);
+      _tile_loadd(6, left, 128);
+      _tile_dpbf16ps(0, 4, 6);
+      fetch_half(ahead_right);
+      _tile_loadd(7, left + 64, 128);
+      _tile_dpbf16ps(1, 4, 7);
+      fetch_half(ahead + kAmxStepBytes / 2);
+      _tile_loadd(5, right, 128);
+      _tile_dpbf16ps(2, 4, 5);
+      fetch_half(ahead_right + kAmxStepBytes / 2);
+      _tile_loadd(6, right + 64, 128);
+      _tile_dpbf16ps(3, 4, 6);
+    }
+    alignas(64) AmxSums sums;
+    amx_store<true>(sums[0][0], sums[0][1], 2 * kAmxRows * kAmxRows, 64);
+    for (int i = 0; i < 2; ++i) finish(sums[i], 0, rows, p + i);
+  }
+
+  GIRIH_INLINE static void fetch_half(const char* from) {
+#pragma GCC unroll 16
+    for (long byte = 0; byte < kAmxStepBytes / 2; byte += 64) _mm_prefetch(from + byte, _MM_HINT_T0);
+  }
+
   // The sums of a tile's rows, with the bias, to the output.
   void finish(const float (&sums)[2][kAmxRows * kAmxRows], int row, int count, int p) const {
     const int column = p * kWidth, columns = std::min(kWidth, args.n - column);
@@ -86,18 +120,26 @@ struct AmxCall {
     }
   }
 
+  // The last part of a panel's k as a whole step, where there is one.
+  void copy_last(char* last, int p) const {
+    const long whole = args.k / kAmxDepth * kAmxStepBytes;
+    if (whole < panel_bytes()) std::memcpy(last, panel(p) + whole, panel_bytes() - whole);
+  }
+
   // Rows [begin, end) of the round x panels [from, to).
   void block(int begin, int end, int from, int to) const {
     const int passes = (end - begin + 2 * height - 1) / (2 * height);
-    const int whole = args.k / kAmxDepth;
-    alignas(64) char last[kAmxStepBytes] = {};
-    for (int p = from; p < to; ++p) {
-      if (steps > whole)
-        std::memcpy(last, panel(p) + whole * kAmxStepBytes, panel_bytes() - whole * kAmxStepBytes);
-      // Few rows read the panels as one stream; many find the next one there when they come to it.
-      const long share = kAmxStepBytes / passes;
+    const long share = kAmxStepBytes / passes;
+    alignas(64) char last[2 * kAmxStepBytes] = {};
+    int p = from;
+    for (; rows <= kAmxRows && p + 2 <= to; p += 2) {
+      for (int i = 0; i < 2; ++i) copy_last(last + i * kAmxStepBytes, p + i);
+      product_of_two(p, last);
+    }
+    for (; p < to; ++p) {
+      copy_last(last, p);
       for (int pass = 0; pass < passes; ++pass) {
-        const char* next = panel(p) + (passes == 1 ? kDistance : panel_bytes()) + pass * share;
+        const char* next = panel(p) + (passes == 1 ? kNearBytes : panel_bytes()) + pass * share;
         AmxAhead ahead{next, (int)((share + 63) / 64), kAmxStepBytes};
         const int row = begin + pass * 2 * height;
         if (rows - row > height)
@@ -131,7 +173,7 @@ void run_round(const LinearArgs& args, int first, int rows) {
     const int size = round_up((rows + blocks - 1) / blocks, 2 * kAmxRows);
     const int wanted = threads == 1 ? 1 : std::max(1, 4 * threads / blocks);
     const int group = std::max(1, panels / wanted), groups = (panels + group - 1) / group;
-    AmxTiles shapes(call.height);
+    AmxTiles shapes(call.height, rows <= kAmxRows ? 5 : 6);
 #pragma omp for schedule(dynamic)
     for (int item = 0; item < blocks * groups; ++item) {
       int begin = item / groups * size, from = item % groups * group;
