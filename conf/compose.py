@@ -23,8 +23,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from girih.conf import schema
 from girih.conf.files import group_options
-from girih.conf.schema import nearest
 from girih.kernels.base.errors import ConfigError
+from girih.kernels.base.names import did_you_mean, nearest
 from girih.runtime.records.config import EngineConfig
 
 T = TypeVar("T")
@@ -129,11 +129,11 @@ def _choose_option(group: str, value: str, texts: Texts) -> list[str]:
     options = group_options(group)
     if value in options and value != "custom":
         return [f"{group}={value}"]
-    close = nearest(value, options, cutoff=0.6 if group == "model" else 0.4)
-    if group == "model" and _is_source(value, close):
+    cutoff = 0.6 if group == "model" else 0.4
+    if group == "model" and _is_source(value, nearest(value, options, cutoff)):
         texts["model.source"] = value
         return ["model=custom"]
-    hint = f"did you mean '{close}'? " if close else ""
+    hint = did_you_mean(value, options, cutoff)
     more = ", or a directory, a .gguf file or a hub id" if group == "model" else ""
     names = ", ".join(name for name in options if name != "custom")
     raise ConfigError(f"unknown option {group}='{value}'; {hint}Allowed: {names}{more}")

@@ -8,7 +8,6 @@ mutable twin of each: same fields, same types, same defaults, one definition.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import typing
 from functools import cache, partial
 from typing import Any
@@ -322,12 +321,6 @@ def key_names(verb: str) -> list[str]:
     groups = [name for name in VERBS[verb].sections if name in GROUPS]
     aliases = [name for name, key in ALIASES.items() if key in leaves]
     return list(dict.fromkeys([*own, *groups, *aliases, *leaves]))
-
-
-def nearest(word: str, known: typing.Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the entry of `known` most like `word`, or None when nothing is close."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
-    return found[0] if found else None
 
 
 def _collect(record: type, prefix: str, leaves: dict[str, Any]) -> None:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 
-from girih.kernels.base.choices import one_of
-from girih.kernels.base.errors import ConfigError
+from girih.kernels.base.choices import check_choices, one_of
 
 
 @dataclass
@@ -62,8 +60,7 @@ class OptConfig:
     dump: str | None = None
 
     def __post_init__(self) -> None:
-        if self.stop_after is not None:
-            require_pass(self.stop_after, "opt.stop_after")
+        check_choices("opt", self)
 
     def runs(self) -> tuple[str, ...]:
         """Names of the passes that run, in order."""
@@ -71,15 +68,3 @@ class OptConfig:
         if self.stop_after is not None:
             names = names[: names.index(self.stop_after) + 1]
         return tuple(n for n in names if getattr(self.passes, n).enabled)
-
-
-def require_pass(name: str, where: str) -> None:
-    """Check that a pass exists.
-
-    Raises:
-        ConfigError: it does not; names the nearest one.
-    """
-    if name not in PASS_NAMES:
-        close = get_close_matches(name, PASS_NAMES, n=1)
-        hint = f"did you mean '{close[0]}'? " if close else ""
-        raise ConfigError(f"{where} is '{name}', no pass; {hint}Passes: {', '.join(PASS_NAMES)}")

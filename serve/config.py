@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from girih.kernels.base.choices import check_choices, one_of
+from girih.kernels.base.choices import check_choices, one_of, require
 from girih.kernels.base.errors import ConfigError
 from girih.serve.text.parsers.registry import reasoning_formats, tool_formats
 
@@ -127,36 +127,12 @@ class ServeConfig:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"serve.port is {self.port}; it must be 0 to 65535")
+        require(0 <= self.port <= 65535, "serve.port", self.port, "0 to 65535")
         check_choices("serve", self)
         if self.admin_key == "" or self.admin_key in self.api_keys:
             raise ConfigError(
                 "serve.admin_key is empty or one of serve.api_keys; give it a value of its own"
             )
-        self._check_web()
-        if any(not key for key in self.api_keys):
-            raise ConfigError("serve.api_keys holds an empty key; remove it or give it a value")
-        if "" in self.model_names or len(set(self.model_names)) < len(self.model_names):
-            raise ConfigError(
-                f"serve.model_names is {list(self.model_names)}; give names that are not empty, "
-                "each once"
-            )
-        for name in (
-            "api_processes",
-            "max_body_bytes",
-            "max_prompts",
-            "max_choices",
-            "max_n",
-            "max_stop_strings",
-        ):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"serve.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("stall_seconds", "keep_alive_seconds", "body_seconds"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"serve.{name} is {getattr(self, name)}; it must be above 0")
-
-    def _check_web(self) -> None:
         if self.otlp_endpoint is not None and "://" not in self.otlp_endpoint:
             raise ConfigError(
                 f"serve.otlp_endpoint is {self.otlp_endpoint!r}; it is a URL such as "
@@ -172,6 +148,26 @@ class ServeConfig:
                     f"serve.cors_origins has {origin!r}; an origin is scheme://host[:port] without "
                     "a path, or * for all"
                 )
+        if any(not key for key in self.api_keys):
+            raise ConfigError("serve.api_keys holds an empty key; remove it or give it a value")
+        if "" in self.model_names or len(set(self.model_names)) < len(self.model_names):
+            raise ConfigError(
+                f"serve.model_names is {list(self.model_names)}; give names that are not empty, "
+                "each once"
+            )
+        for name in (
+            "api_processes",
+            "max_body_bytes",
+            "max_prompts",
+            "max_choices",
+            "max_n",
+            "max_stop_strings",
+        ):
+            value = getattr(self, name)
+            require(value >= 1, f"serve.{name}", value, "at least 1")
+        for name in ("stall_seconds", "keep_alive_seconds", "body_seconds"):
+            value = getattr(self, name)
+            require(value > 0, f"serve.{name}", value, "above 0")
 
 
 @dataclass(frozen=True)
@@ -211,5 +207,4 @@ class BenchConfig:
     rounds: int = 2
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ConfigError(f"bench.rounds is {self.rounds}; it must be at least 1")
+        require(self.rounds >= 1, "bench.rounds", self.rounds, "at least 1")

@@ -14,7 +14,6 @@ Built-in names win over a directory of the same name; write ./smollm2 for the di
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -29,6 +28,7 @@ from girih.graph.files.gguf_names import family_of
 from girih.graph.files.safetensors_file import read_header
 from girih.kernels.base.cache_dir import cache_dir
 from girih.kernels.base.errors import SourceError, WeightError
+from girih.kernels.base.names import did_you_mean
 from girih.kernels.base.progress import Progress, ProgressEvent, no_progress
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -148,8 +148,7 @@ def _resolve_builtin(name: str, progress: Progress) -> ModelFiles:
 
 
 def _unknown_message(source: str) -> str:
-    near = difflib.get_close_matches(source.lower(), builtin_names(), n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = did_you_mean(source.lower(), builtin_names(), cutoff=0.4)
     if "/" in source:
         hint += f"nothing is at {Path(source).absolute()}; "
     return f"unknown model {source!r}: {hint}it must be {_allowed()}"

@@ -10,7 +10,6 @@ Nothing is held between reads: resident memory is what the caller kept plus the 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -22,6 +21,7 @@ from girih.graph.files.gguf_file import GgufFile
 from girih.graph.files.safetensors_file import SafetensorsFile
 from girih.graph.files.sources import INDEX_NAME, ModelFiles, read_index
 from girih.kernels.base.errors import WeightError
+from girih.kernels.base.names import nearest_names
 
 
 class TensorFile(Protocol):
@@ -168,7 +168,7 @@ class Checkpoint:
     def _resolve(self, name: str) -> TensorFile:
         file = self._home.get(name)
         if file is None:
-            near = difflib.get_close_matches(name, self._home, n=3, cutoff=0.5)
+            near = nearest_names(name, self._home, 3, cutoff=0.5)
             hint = f"; the nearest names are {', '.join(near)}" if near else ""
             raise WeightError(
                 f"{self._where} has no tensor {name!r} among its {len(self._home)}{hint}"

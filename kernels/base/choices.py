@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from girih.kernels.base.errors import ConfigError
+from girih.kernels.base.names import nearest
 
 CHOICES = "choices"
 
@@ -47,7 +48,25 @@ def check_choices(section: str, record: Any) -> None:
     """
     for name, allowed in choices_of(record).items():
         value = getattr(record, name)
-        if value not in allowed:
+        if value not in allowed and value != type(record).__dataclass_fields__[name].default:
+            near = nearest(str(value), allowed)
+            hint = f"; did you mean '{near}'?" if near else ""
             raise ConfigError(
-                f"{section}.{name} is {value!r}; it must be one of {', '.join(allowed)}"
+                f"{section}.{name} is {value!r}; it must be one of {', '.join(allowed)}{hint}"
             )
+
+
+def require(holds: bool, name: str, value: object, allowed: str) -> None:
+    """Check one value.
+
+    Args:
+        holds: whether the value may stand.
+        name: the setting, as `section.field`.
+        value: what was seen.
+        allowed: what it must be, e.g. "at least 1".
+
+    Raises:
+        ConfigError: it may not.
+    """
+    if not holds:
+        raise ConfigError(f"{name} is {value!r}; it must be {allowed}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from girih.kernels.base.choices import check_choices, one_of
+from girih.kernels.base.choices import check_choices, one_of, require
 from girih.kernels.base.errors import ConfigError
 from girih.kernels.base.target import ISAS
 from girih.passes.options import OptConfig
@@ -48,12 +48,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_choices("model", self)
         length = self.max_model_len
-        if (isinstance(length, str) and length != "auto") or (
-            isinstance(length, int) and length < 2
-        ):
-            raise ConfigError(
-                f"model.max_model_len is {length!r}; it must be at least 2 tokens, or 'auto'"
-            )
+        holds = length in (None, "auto") if not isinstance(length, int) else length >= 2
+        require(holds, "model.max_model_len", length, "at least 2 tokens, or 'auto'")
 
 
 @dataclass(frozen=True)
@@ -102,14 +98,12 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"scheduler.{name} is {getattr(self, name)}; it must be at least 1"
-                )
+            value = getattr(self, name)
+            require(value >= 1, f"scheduler.{name}", value, "at least 1")
         check_choices("scheduler", self)
         for name in ("long_prefill_token_threshold", "max_num_waiting", "max_waiting_tokens"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"scheduler.{name} is {getattr(self, name)}; it must be >= 0")
+            value = getattr(self, name)
+            require(value >= 0, f"scheduler.{name}", value, "0 or more")
 
 
 @dataclass(frozen=True)
@@ -140,19 +134,12 @@ class CacheConfig:
                 f"{', '.join(KV_DTYPES)}"
             )
         check_choices("cache", self)
-        if self.block_size < 16 or self.block_size % 16:
-            raise ConfigError(
-                f"cache.block_size is {self.block_size}; it must be a positive multiple of 16"
-            )
-        if self.num_blocks is not None and self.num_blocks < 2:
-            raise ConfigError(
-                f"cache.num_blocks is {self.num_blocks}; it must be at least 2 "
-                "(block 0 is the null block)"
-            )
-        if not 0 < self.memory_fraction <= 1:
-            raise ConfigError(
-                f"cache.memory_fraction is {self.memory_fraction}; it must be in (0, 1]"
-            )
+        size, blocks, share = self.block_size, self.num_blocks, self.memory_fraction
+        is_multiple = size >= 16 and size % 16 == 0
+        require(is_multiple, "cache.block_size", size, "a positive multiple of 16")
+        allowed = "at least 2 (block 0 is the null block)"
+        require(blocks is None or blocks >= 2, "cache.num_blocks", blocks, allowed)
+        require(0 < share <= 1, "cache.memory_fraction", share, "in (0, 1]")
 
 
 @dataclass(frozen=True)
@@ -177,8 +164,7 @@ class CompileConfig:
 
     def __post_init__(self) -> None:
         check_choices("compile", self)
-        if self.cache_gib < 0:
-            raise ConfigError(f"compile.cache_gib is {self.cache_gib}; it must be 0 or more")
+        require(self.cache_gib >= 0, "compile.cache_gib", self.cache_gib, "0 or more")
 
 
 @dataclass(frozen=True)
@@ -221,15 +207,11 @@ class RuntimeConfig:
     def __post_init__(self) -> None:
         check_choices("runtime", self)
         for name in ("replay_tokens", "replay_requests"):
-            sizes = tuple(getattr(self, name))
-            if any(a >= b for a, b in pairwise((0, *sizes))):
-                raise ConfigError(
-                    f"runtime.{name} is {list(sizes)}; it must be positive numbers that grow"
-                )
-        if self.status_seconds < 0:
-            raise ConfigError(
-                f"runtime.status_seconds is {self.status_seconds}; it must be 0 (off) or more"
-            )
+            sizes = list(getattr(self, name))
+            grows = all(a < b for a, b in pairwise((0, *sizes)))
+            require(grows, f"runtime.{name}", sizes, "positive numbers that grow")
+        seconds = self.status_seconds
+        require(seconds >= 0, "runtime.status_seconds", seconds, "0 (off) or more")
         if self.restart != "never" and self.process == "inline":
             raise ConfigError(
                 "runtime.restart=on-failure needs runtime.process=process: a core inside the "

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from girih.kernels.base.errors import RequestError
+from girih.kernels.base.names import unknown_name
 
 
 class NamedFields(msgspec.StructMeta):
@@ -30,11 +29,3 @@ class NamedFields(msgspec.StructMeta):
                 known = sorted(cls.__struct_fields__)
                 raise RequestError(unknown_name(cls.__name__, "field", name, known), param=name)
         return super().__call__(**fields)
-
-
-def unknown_name(owner: str, kind: str, name: str, known: Iterable[str]) -> str:
-    """Say that `owner` has no field or option `name`, which one is near, and which there are."""
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return f"{owner} has no {kind} '{name}'; {hint}{kind.capitalize()}s: {', '.join(names)}"

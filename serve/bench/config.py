@@ -7,17 +7,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from girih.kernels.base.choices import check_choices, one_of
-from girih.kernels.base.errors import ConfigError
+from girih.kernels.base.choices import check_choices, one_of, require
 
 APIS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 KINDS = ("random", "sharegpt", "trace")
 RAMPS = ("none", "linear", "exponential")
-
-
-def _require(holds: bool, name: str, value: object, allowed: str) -> None:
-    if not holds:
-        raise ConfigError(f"{name} is {value!r}; it must be {allowed}")
 
 
 @dataclass(frozen=True)
@@ -46,7 +40,7 @@ class EndpointConfig:
 
     def __post_init__(self) -> None:
         check_choices("endpoint", self)
-        _require(
+        require(
             self.base_url.startswith(("http://", "https://")),
             "endpoint.base_url",
             self.base_url,
@@ -65,7 +59,7 @@ class EndpointConfig:
             fields = json.loads(self.extra_body)
         except ValueError:
             fields = None
-        _require(isinstance(fields, dict), "endpoint.extra_body", self.extra_body, "a JSON object")
+        require(isinstance(fields, dict), "endpoint.extra_body", self.extra_body, "a JSON object")
         return dict(fields)
 
 
@@ -104,7 +98,7 @@ class DatasetConfig:
     def __post_init__(self) -> None:
         check_choices("dataset", self)
         from_file = self.kind in ("sharegpt", "trace")
-        _require(
+        require(
             not from_file or bool(self.file), "dataset.file", self.file, f"a file for {self.kind}"
         )
         smallest = 0 if from_file else 1
@@ -117,15 +111,15 @@ class DatasetConfig:
             ("hash_block", 1),
         ):
             value = getattr(self, name)
-            _require(value is None or value >= low, f"dataset.{name}", value, f"at least {low}")
-        _require(from_file or self.output_len is not None, "dataset.output_len", None, "at least 1")
+            require(value is None or value >= low, f"dataset.{name}", value, f"at least {low}")
+        require(from_file or self.output_len is not None, "dataset.output_len", None, "at least 1")
         spread = self.length_spread
-        _require(0 <= spread < 1, "dataset.length_spread", spread, "in [0, 1)")
+        require(0 <= spread < 1, "dataset.length_spread", spread, "in [0, 1)")
         ids = self.token_range
-        _require(
+        require(
             len(ids) == 2 and 0 <= ids[0] < ids[1], "dataset.token_range", ids, "[low,high] of ids"
         )
-        _require(self.time_unit > 0, "dataset.time_unit", self.time_unit, "above 0")
+        require(self.time_unit > 0, "dataset.time_unit", self.time_unit, "above 0")
 
 
 @dataclass(frozen=True)
@@ -155,11 +149,11 @@ class LoadConfig:
     def __post_init__(self) -> None:
         for name in ("request_rate", "burstiness", "ramp_start", "ramp_end", "speed"):
             value = getattr(self, name)
-            _require(value > 0, f"load.{name}", value, "above 0")
+            require(value > 0, f"load.{name}", value, "above 0")
         check_choices("load", self)
         limit = self.max_concurrency
-        _require(limit is None or limit >= 1, "load.max_concurrency", limit, "at least 1")
-        _require(self.warmups >= 0, "load.warmups", self.warmups, "at least 0")
+        require(limit is None or limit >= 1, "load.max_concurrency", limit, "at least 1")
+        require(self.warmups >= 0, "load.warmups", self.warmups, "at least 0")
 
 
 @dataclass(frozen=True)
@@ -180,7 +174,7 @@ class SloConfig:
 
     def __post_init__(self) -> None:
         for name, value in self.limits().items():
-            _require(value > 0, f"slo.{name}_ms", value, "above 0")
+            require(value > 0, f"slo.{name}_ms", value, "above 0")
 
     def limits(self) -> dict[str, float]:
         """Return the limits that are set, by metric name, in ms."""
@@ -207,4 +201,4 @@ class ReportConfig:
 
     def __post_init__(self) -> None:
         allowed = all(0 <= value <= 100 for value in self.percentiles)
-        _require(allowed, "report.percentiles", self.percentiles, "numbers from 0 to 100")
+        require(allowed, "report.percentiles", self.percentiles, "numbers from 0 to 100")

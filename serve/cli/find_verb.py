@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 
 from girih.conf.files import group_options
-from girih.conf.schema import nearest
 from girih.kernels.base.errors import ConfigError
+from girih.kernels.base.names import nearest
 from girih.serve.cli.verbs import VERBS, Verb
 
 MEANT = {

@@ -11,8 +11,8 @@ from typing import Any
 
 from girih.conf import schema
 from girih.conf.files import group_options
-from girih.conf.schema import nearest
 from girih.kernels.base.errors import ConfigError
+from girih.kernels.base.names import nearest
 from girih.serve.cli.flags import FLAGS
 
 OTHER_NAMES: dict[str, tuple[str, ...]] = {

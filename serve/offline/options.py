@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from girih.kernels.base.errors import ConfigError
+from girih.kernels.base.names import unknown_name
 from girih.passes.options import OptConfig
 from girih.runtime.records.config import EngineConfig
-from girih.runtime.records.named_fields import unknown_name
 
 _WORDS = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 _MANY = {int: "integers", str: "texts"}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from girih.kernels.base.choices import check_choices, one_of
-from girih.kernels.base.errors import ConfigError
+from girih.kernels.base.choices import check_choices, one_of, require
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,5 @@ class SimulateConfig:
     max_model_len: int | None = None
 
     def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise ConfigError(f"simulate.replicas is {self.replicas}; it must be at least 1")
+        require(self.replicas >= 1, "simulate.replicas", self.replicas, "at least 1")
         check_choices("simulate", self)

@@ -146,6 +146,11 @@ def test_values_outside_their_range_are_config_errors():
             to_engine_config(compose_config("generate", [word]))
 
 
+def test_a_misspelt_value_is_answered_with_the_nearest():
+    with pytest.raises(ConfigError, match="one of fcfs, priority; did you mean 'fcfs'"):
+        to_engine_config(compose_config("generate", ["scheduler.policy=fcsf"]))
+
+
 def test_every_key_has_a_description():
     for record in (*schema.SECTIONS.values(), *(verb.keys for verb in schema.VERBS.values())):
         notes = schema.describe(record)
