@@ -12,12 +12,13 @@ from torch import fx
 
 from girih.graph.ir.random_values import random_tensors
 from girih.graph.tiles.inductor import TileFn
+from girih.runtime.inspect.machine_load import OtherWork
 
 aten = torch.ops.aten
 SIZES = (1, 256)
 """Tokens per step that tiles are looked at with: decoding, and a prefill chunk."""
 
-SHORTEST_SECONDS, LONGEST_SECONDS = 0.3, 3.0
+SHORTEST_SECONDS, LONGEST_SECONDS = 0.3, 2.0
 AGREEING, AGREEMENT = 5, 1.05  # so many calls within this factor of the fastest
 
 _LOOKUPS = {aten.embedding.default, aten.index.Tensor, aten.index_select.default}
@@ -65,25 +66,25 @@ def _fastest(graph: fx.Graph, tokens: int, compiled: TileFn) -> float:
     samples: list[float] = []
     with torch.inference_mode():
         compiled(list(inputs))  # its first call touches memory for the first time
-        begun = time.perf_counter()
-        while not is_enough(samples, time.perf_counter() - begun):
+        begun, others = time.perf_counter(), OtherWork()
+        while not is_enough(samples, time.perf_counter() - begun, others):
             started = time.perf_counter()
             compiled(list(inputs))
             samples.append(time.perf_counter() - started)
     return min(samples)
 
 
-def is_enough(samples: list[float], seconds: float) -> bool:
+def is_enough(samples: list[float], seconds: float, others: OtherWork) -> bool:
     """Whether the fastest call is known: several took about as long, or patience is at its end.
 
-    On a busy machine a call often waits for a thread that does not run; few are as fast as on an
-    idle one.
+    On a busy machine most calls wait for a thread that does not run, about as long each; then only
+    patience counts.
     """
     if not samples or seconds < SHORTEST_SECONDS:
         return False
     limit = AGREEMENT * min(samples)
-    near = sum(sample <= limit for sample in samples)
-    return near >= AGREEING or seconds >= LONGEST_SECONDS
+    agreed = sum(sample <= limit for sample in samples) >= AGREEING
+    return seconds >= LONGEST_SECONDS or (agreed and not others.remark())
 
 
 def _bytes(graph: fx.Graph, tokens: int) -> int:
