@@ -83,12 +83,12 @@ ARROWS = {
     "runtime.sample": "runtime.records",
     "runtime.structured": "runtime.records",
     "runtime.schedule": "kernels.kv runtime.records",
-    "runtime.step": "graph.execute graph.files graph.tiles runtime.records runtime.sample "
-    "runtime.structured",
+    "runtime.step": "graph.execute graph.files graph.tiles kernels.attention runtime.records "
+    "runtime.sample runtime.structured",
     "runtime.engine": "runtime.records runtime.schedule runtime.step",
     "runtime.observe": "runtime.engine runtime.records runtime.schedule runtime.step",
     "runtime.client": "runtime.engine runtime.observe runtime.records",
-    "runtime.verify": "graph.bundle graph.execute graph.ir graph.tiles",
+    "runtime.verify": "graph.bundle graph.execute graph.ir graph.tiles kernels.attention",
     "runtime.start": "graph.bundle graph.execute graph.files graph.ir graph.partition graph.tiles "
     "graph.trace graph.weights kernels.build kernels.kv passes.build runtime.engine "
     "runtime.observe runtime.records runtime.sample runtime.schedule runtime.step "

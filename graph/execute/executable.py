@@ -11,12 +11,12 @@ import ctypes
 import mmap
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 import torch
 
+from girih.graph.execute.step_inputs import StepInputs
 from girih.graph.ir.program import (
     AttentionStep,
     EagerStep,
@@ -29,8 +29,6 @@ from girih.graph.ir.program import (
 from girih.graph.tiles.inductor import TileFn
 from girih.graph.tiles.settings import MAX_STEP_TOKENS
 from girih.kernels.attention.backends import (
-    AttentionBackend,
-    AttentionPlan,
     AttentionSpec,
     choose_backend,
     kv_cache_shapes,
@@ -40,36 +38,6 @@ from girih.kernels.kv.groups import KVCachePlan, KVCacheSpec, one_group
 from girih.kernels.kv.layout import SCALE_BYTES
 from girih.kernels.ops.eager import eager_module
 from girih.kernels.ops.state import STATE_OPS, StateOp
-
-
-@dataclass(frozen=True)
-class StepInputs:
-    """The tensors of one step (host memory on the CPU).
-
-    Attributes:
-        ids: int64 [T], packed token ids.
-        positions: int64 [T], position of each token in its sequence.
-        logits_index: int64 [S], the rows whose logits are wanted.
-        query_start: int32 [R+1]; see `PagedBatch`.
-        seq_lens: int32 [R].
-        block_table: int32 [R, max_blocks]; [G, R, max_blocks] with several KV groups.
-        slot_mapping: int64 [T]; [G, T] with several KV groups.
-        state_slots: int32 [R], the row of each request in the states of recurrent layers; None for
-            a program without them. A request that starts (its first token is at position 0) finds
-            a zero state there, whatever the row held.
-        token_types: int64 [T], which text of a pair each token is of; None where the model has no
-            such types.
-    """
-
-    ids: torch.Tensor
-    positions: torch.Tensor
-    logits_index: torch.Tensor
-    query_start: torch.Tensor
-    seq_lens: torch.Tensor
-    block_table: torch.Tensor
-    slot_mapping: torch.Tensor
-    state_slots: torch.Tensor | None = None
-    token_types: torch.Tensor | None = None
 
 
 def kv_cache_specs(layout: ProgramLayout, dtype: torch.dtype) -> list[KVCacheSpec]:
@@ -154,27 +122,33 @@ class Executable:
             Logits [S, V] of the rows in `step.logits_index`; [0, 1] when S is 0.
 
         Raises:
-            EngineError: T is outside what tiles were compiled for.
+            EngineError: see `begin_step`.
         """
-        self.begin_step(step.ids.shape[0])
+        self.begin_step(step)
         return self.compute(step)
 
-    def begin_step(self, tokens: int) -> None:
-        """What comes before the T `tokens` of a step are computed.
+    def begin_step(self, step: StepInputs) -> None:
+        """Check a step and get ready to compute it.
 
         Raises:
-            EngineError: T is outside what tiles were compiled for.
+            EngineError: T is outside what tiles were compiled for, or the KV groups are not those
+                of the program.
         """
+        tokens, groups = step.num_tokens, len(step.attention.block_tables)
         if not 1 <= tokens <= MAX_STEP_TOKENS:
             raise EngineError(
                 f"a step has {tokens} tokens; compiled code takes 1 to {MAX_STEP_TOKENS}"
+            )
+        if groups != len(self.groups.groups) and self.groups.groups:
+            raise EngineError(
+                f"a step has block tables of {groups} KV groups; the program has "
+                f"{len(self.groups.groups)}"
             )
         if self.before_step is not None:
             self.before_step()
 
     def compute(self, step: StepInputs) -> torch.Tensor:
         """Run a step that has begun; see `run`."""
-        plans = StepPlans(step, self.groups)
         values = self.start_values(step)
         steps = self.layout.steps
         if step.logits_index.shape[0] == 0:  # a prefill chunk: only its KV is wanted
@@ -186,8 +160,10 @@ class Executable:
                     values[number] = result
             elif isinstance(item, EagerStep):
                 self._run_eager(item, values)
+            elif isinstance(item, AttentionStep):
+                values[item.output] = self._attend(item, values, step)
             else:
-                values[item.output] = self._opaque(item, values, step, plans)
+                values[item.output] = self._recur(item, values, step)
             for number in dead:
                 values[number] = None
         logits = values[self.layout.result]
@@ -273,17 +249,6 @@ class Executable:
         ]
         self.when_changed()
 
-    def _opaque(
-        self,
-        item: AttentionStep | StateStep,
-        values: list[torch.Tensor | None],
-        step: StepInputs,
-        plans: StepPlans,
-    ) -> torch.Tensor:
-        if isinstance(item, AttentionStep):
-            return self._attend(item, values, step, plans)
-        return self._recur(item, values, step)
-
     def _run_eager(self, item: EagerStep, values: list[torch.Tensor | None]) -> None:
         """Call a module as transformers wrote it."""
         run = self._eager[item.spec.name]
@@ -294,20 +259,15 @@ class Executable:
                 values[number] = result
 
     def _attend(
-        self,
-        item: AttentionStep,
-        values: list[torch.Tensor | None],
-        step: StepInputs,
-        plans: StepPlans,
+        self, item: AttentionStep, values: list[torch.Tensor | None], step: StepInputs
     ) -> torch.Tensor:
-        backend = self.backends[item.layer].backend
+        run = self.backends[item.layer].backend.run
         keys, vals, group = self.memory_of(item)
-        plan, spec = plans.get(backend, group), item.spec
-        out = self._attention_output(step.ids.shape[0], item)
+        out = self._attention_output(step.num_tokens, item)
         slopes = values[item.slopes] if item.slopes is not None else None
         sinks = values[item.sinks] if item.sinks is not None else None
         q, k, v = values[item.q], values[item.k], values[item.v]
-        backend.run(q, k, v, keys, vals, plan, spec, out, sinks, slopes)  # type: ignore[arg-type]
+        run(q, k, v, keys, vals, step.attention, group, item.spec, out, sinks, slopes)  # type: ignore[arg-type]
         return out
 
     def _recur(
@@ -380,32 +340,6 @@ class Executable:
             f"{self.groups.block_bytes / 2**10:.1f} KiB each, {_name(self.kv_dtype)})\n"
             f"{self.groups.as_text()}{states_line}"
         )
-
-
-class StepPlans:
-    """Attention plans of one step, made when first asked for."""
-
-    def __init__(self, step: StepInputs, groups: KVCachePlan) -> None:
-        self._step = step
-        self._plans: dict[tuple[AttentionBackend, int], AttentionPlan] = {}
-        self._has_groups = step.block_table.dim() == 3
-        num_groups = step.block_table.shape[0] if self._has_groups else 1
-        if num_groups != len(groups.groups) and groups.groups:
-            raise EngineError(
-                f"a step has block tables of {num_groups} KV groups; the program has "
-                f"{len(groups.groups)}"
-            )
-
-    def get(self, backend: AttentionBackend, group: int) -> AttentionPlan:
-        """The plan of a backend for one KV group."""
-        plan = self._plans.get((backend, group))
-        if plan is None:
-            batch = self._step
-            if self._has_groups:
-                table, slots = batch.block_table[group], batch.slot_mapping[group]
-                batch = replace(batch, block_table=table, slot_mapping=slots)
-            plan = self._plans[backend, group] = backend.plan(batch)
-        return plan
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -494,7 +428,7 @@ def run_state_step(
         raise EngineError(f"a step of a model with {op.name} layers needs state_slots")
     like = arguments[op.arguments.index(op.output_like)]
     out = torch.zeros_like(like, memory_format=torch.contiguous_format)  # type: ignore[arg-type]
-    starts, lengths = step.query_start.tolist(), step.seq_lens.tolist()
+    starts, lengths = step.attention.query_start.tolist(), step.attention.seq_lens.tolist()
     for request, slot in enumerate(step.state_slots.tolist()):
         begin, end = starts[request], starts[request + 1]
         if begin == end:

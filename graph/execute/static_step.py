@@ -22,21 +22,16 @@ from functools import partial
 import torch
 
 from girih.graph.execute.batch_descriptor import BatchDescriptor
-from girih.graph.execute.executable import (
-    Executable,
-    StepInputs,
-    StepPlans,
-    lazy_zeros,
-    run_state_step,
-)
+from girih.graph.execute.executable import Executable, lazy_zeros, run_state_step
+from girih.graph.execute.step_inputs import StepInputs
 from girih.graph.ir.program import AttentionStep, StateStep, TileStep
 from girih.graph.tiles.inductor import TileFn
-from girih.kernels.attention.backends import AttentionBackend, AttentionPlan
+from girih.kernels.attention.metadata import AttentionMetadata
 from girih.kernels.base.errors import EngineError
 from girih.kernels.ops.state import STATE_OPS
 
-# A recorded call; a step that is not whole hands over the plans and the step it is for.
-Call = Callable[[StepPlans, StepInputs], object]
+# A recorded call, given the step: of a whole shape always the same inputs, filled anew.
+Call = Callable[[StepInputs], object]
 
 
 class StaticMemory:
@@ -82,47 +77,6 @@ class StaticMemory:
             self._free[per_token].append(slab)
 
 
-class _Inputs:
-    """The inputs that recorded steps read, large enough for every shape.
-
-    Args:
-        executable: whose steps.
-        max_tokens: T of the largest shape.
-        max_blocks: width of a block table.
-    """
-
-    def __init__(self, executable: Executable, max_tokens: int, max_blocks: int) -> None:
-        groups = len(executable.groups.groups)
-        lead = () if groups == 1 else (groups,)
-        int32 = partial(torch.zeros, dtype=torch.int32)
-        int64 = partial(torch.zeros, dtype=torch.int64)
-        self._whole = StepInputs(
-            ids=int64(max_tokens),
-            positions=int64(max_tokens),
-            logits_index=int64(max_tokens),
-            query_start=int32(max_tokens + 1),
-            seq_lens=int32(max_tokens),
-            block_table=int32((*lead, max_tokens, max_blocks)),
-            slot_mapping=int64((*lead, max_tokens)),
-            token_types=int64(max_tokens),
-        )
-
-    def of(self, shape: BatchDescriptor) -> StepInputs:
-        """The part that steps of a shape read."""
-        whole, tokens, requests = self._whole, shape.tokens, shape.requests or 0
-        assert whole.token_types is not None
-        return StepInputs(
-            ids=whole.ids[:tokens],
-            positions=whole.positions[:tokens],
-            logits_index=whole.logits_index[:requests],
-            query_start=whole.query_start[: requests + 1],
-            seq_lens=whole.seq_lens[:requests],
-            block_table=whole.block_table[..., :requests, :],
-            slot_mapping=whole.slot_mapping[..., :tokens],
-            token_types=whole.token_types[:tokens],
-        )
-
-
 class StaticSteps:
     """Makes captured steps of an executable; owns the buffers that they share.
 
@@ -153,13 +107,13 @@ class StaticSteps:
 
     def capture(self, shape: BatchDescriptor) -> StaticStep:
         """A step of this shape; it is recorded when it first runs."""
-        return StaticStep(self._executable, self._memory, self._inputs.of(shape), shape)
+        return StaticStep(self._executable, self._memory, _part(self._inputs, shape), shape)
 
     def forget(self) -> None:
         """Give up the buffers; steps that were captured may not run any more."""
         max_tokens, max_blocks = self._sizes
         self._memory = StaticMemory(max_tokens)
-        self._inputs = _Inputs(self._executable, max_tokens, max_blocks)
+        self._inputs = _buffers(len(self._executable.groups.groups), max_tokens, max_blocks)
 
     @property
     def num_bytes(self) -> int:
@@ -189,7 +143,6 @@ class StaticStep:
         self._inputs = inputs
         self._shape = shape
         self._calls: list[Call] = []
-        self._whole_calls: list[Callable[[], object]] = []
         self._head: tuple[TileFn, list[torch.Tensor], int] | None = None
         self._logits: torch.Tensor | None = None
 
@@ -202,39 +155,35 @@ class StaticStep:
         Raises:
             EngineError: the step does not fit the shape.
         """
-        tokens, requests = step.ids.shape[0], step.seq_lens.shape[0]
+        tokens, requests = step.num_tokens, step.num_requests
         if tokens > self._shape.tokens or requests > (self._shape.requests or requests):
             raise EngineError(f"{tokens} tokens of {requests} requests do not fit {self._shape}")
-        plans = self._fill(step)
+        padded = self._fill(step)
         if not self._calls:
-            self._record(plans, step)
-        elif self._whole_calls:
-            for call in self._whole_calls:
-                call()
+            self._record(padded)
         else:
-            for piece in self._calls:
-                piece(plans, step)
+            for call in self._calls:
+                call(padded)
         return self._result(step)
 
-    def _fill(self, step: StepInputs) -> StepPlans:
-        """Copy a step to the inputs, padded; returns what attention is planned from."""
-        own, tokens, requests = self._inputs, step.ids.shape[0], step.seq_lens.shape[0]
-        _pad(own.ids, step.ids, 0)
-        _pad(own.positions, step.positions, 0)
-        _pad(own.slot_mapping, step.slot_mapping, -1)
-        if step.token_types is not None and own.token_types is not None:
-            _pad(own.token_types, step.token_types, 0)
+    def _fill(self, step: StepInputs) -> StepInputs:
+        """Copy a step to the inputs, padded; returns what the recorded calls are given."""
+        own, given = self._inputs.attention, step.attention
+        _pad(self._inputs.ids, step.ids, 0)
+        _pad(self._inputs.positions, step.positions, 0)
+        for buffer, slots in zip(own.slot_mappings, given.slot_mappings, strict=True):
+            _pad(buffer, slots, -1)
+        if step.token_types is not None and self._inputs.token_types is not None:
+            _pad(self._inputs.token_types, step.token_types, 0)
         if not self._shape.is_whole:
-            padded = replace(step, slot_mapping=own.slot_mapping)
-            return StepPlans(padded, self._executable.groups)
-        _pad(own.logits_index, step.logits_index, 0)
-        _pad(own.query_start, step.query_start, tokens)
-        _pad(own.seq_lens, step.seq_lens, 0)
-        columns = step.block_table.shape[-1]
-        own.block_table[..., :requests, :columns] = step.block_table
-        if requests < own.block_table.shape[-2]:
-            own.block_table[..., requests:, :] = 0
-        return StepPlans(own, self._executable.groups)
+            return replace(step, attention=replace(given, slot_mappings=own.slot_mappings))
+        _pad(self._inputs.logits_index, step.logits_index, 0)
+        _pad(own.query_start, given.query_start, step.num_tokens)
+        _pad(own.seq_lens, given.seq_lens, 0)
+        for buffer, table in zip(own.block_tables, given.block_tables, strict=True):
+            buffer[: table.shape[0], : table.shape[1]] = table
+            buffer[table.shape[0] :] = 0
+        return self._inputs
 
     def _result(self, step: StepInputs) -> torch.Tensor:
         count = step.logits_index.shape[0]
@@ -250,35 +199,28 @@ class StaticStep:
 
     # ---- recording ----
 
-    def _record(self, plans: StepPlans, step: StepInputs) -> None:
+    def _record(self, step: StepInputs) -> None:
         """Run the step, and keep every call with the buffers it reads and writes."""
         executable, layout = self._executable, self._executable.layout
         self._memory.begin()
         values = executable.start_values(self._inputs)
         calls: list[Call] = []
-        whole_calls: list[Callable[[], object]] = []
         steps = layout.steps if self._shape.is_whole else layout.steps[:-1]
         for item, dead in zip(steps, executable.dead_after, strict=False):
-            call: Call
             if isinstance(item, TileStep):
-                call = self._tile_call(item, values)
+                calls.append(self._tile_call(item, values))
             elif isinstance(item, StateStep):
-                call = self._state_call(item, values, step)
+                calls.append(self._state_call(item, values, step))
             else:
                 assert isinstance(item, AttentionStep), "see `StaticSteps.why_not`"
-                call = attend = self._attention_call(item, values)
-                call(plans, step)
-                if self._shape.is_whole:
-                    whole_calls.append(attend.planned(plans))
-            if isinstance(call, _TileCall):
-                whole_calls.append(call.run)
-            calls.append(call)
+                calls.append(self._attention_call(item, values))
+                calls[-1](step)
             for number in dead:
                 value, values[number] = values[number], None
                 if value is not None:
                     self._memory.give_back(value)
         if self._shape.is_whole:
-            self._whole_calls, self._logits = whole_calls, values[layout.result]
+            self._logits = values[layout.result]
         else:
             self._head = self._head_call(layout.steps[-1], values)
         self._calls = calls
@@ -286,18 +228,17 @@ class StaticStep:
     def _take(self, like: torch.Tensor) -> torch.Tensor:
         return self._memory.take(like.shape, like.dtype, self._shape.tokens)
 
-    def _tile_call(self, item: TileStep, values: list[torch.Tensor | None]) -> _TileCall:
+    def _tile_call(self, item: TileStep, values: list[torch.Tensor | None]) -> Call:
         inputs = [values[number] for number in item.inputs]
         run = self._executable.tile(item.tile)
         results = run(inputs.copy())  # type: ignore[arg-type]
         outputs = [self._take(result) for result in results]
         for number, output, result in zip(item.outputs, outputs, results, strict=True):
             values[number] = output.copy_(result)
-        return _TileCall(run, inputs, outputs)  # type: ignore[arg-type]
+        # The list is copied because compiled code empties the one it gets.
+        return lambda _: torch._foreach_copy_(outputs, run(inputs.copy()))  # type: ignore[arg-type]
 
-    def _attention_call(
-        self, item: AttentionStep, values: list[torch.Tensor | None]
-    ) -> _AttentionCall:
+    def _attention_call(self, item: AttentionStep, values: list[torch.Tensor | None]) -> Call:
         executable, spec = self._executable, item.spec
         keys, vals, group = executable.memory_of(item)
         shape = (self._shape.tokens, spec.num_heads, spec.head_dim_v)
@@ -309,10 +250,10 @@ class StaticStep:
         backend = executable.backends[item.layer].backend
         assert q is not None and k is not None and v is not None
 
-        def run(plan: AttentionPlan) -> None:
-            backend.run(q, k, v, keys, vals, plan, spec, out, sinks, slopes)
+        def run(step: StepInputs) -> None:
+            backend.run(q, k, v, keys, vals, step.attention, group, spec, out, sinks, slopes)
 
-        return _AttentionCall(backend, group, run)
+        return run
 
     def _state_call(
         self, item: StateStep, values: list[torch.Tensor | None], step: StepInputs
@@ -322,7 +263,7 @@ class StaticStep:
         result = run_state_step(op, arguments, states, step)
         output = values[item.output] = self._take(result)
         output.copy_(result)
-        return lambda _, step: output.copy_(run_state_step(op, arguments, states, step))
+        return lambda step: output.copy_(run_state_step(op, arguments, states, step))
 
     def _head_call(
         self, item: object, values: list[torch.Tensor | None]
@@ -334,49 +275,45 @@ class StaticStep:
         return self._executable.tile(item.tile), inputs, place  # type: ignore[return-value]
 
 
-class _TileCall:
-    """A tile with what it reads and where its results go."""
+def _buffers(num_groups: int, max_tokens: int, max_blocks: int) -> StepInputs:
+    """The inputs that recorded steps read, large enough for every shape."""
+    int32 = partial(torch.zeros, dtype=torch.int32)
+    int64 = partial(torch.zeros, dtype=torch.int64)
+    return StepInputs(
+        ids=int64(max_tokens),
+        positions=int64(max_tokens),
+        logits_index=int64(max_tokens),
+        attention=AttentionMetadata(
+            query_start=int32(max_tokens + 1),
+            seq_lens=int32(max_tokens),
+            block_tables=int32(num_groups, max_tokens, max_blocks).unbind(),
+            slot_mappings=int64(num_groups, max_tokens).unbind(),
+        ),
+        token_types=int64(max_tokens),
+    )
 
-    def __init__(
-        self, tile: TileFn, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
-    ) -> None:
-        self._tile, self._inputs, self._outputs = tile, inputs, outputs
 
-    def __call__(self, plans: StepPlans, step: StepInputs) -> None:
-        self.run()
-
-    def run(self) -> None:
-        """Run it; the list is copied because compiled code empties the one it gets."""
-        torch._foreach_copy_(self._outputs, self._tile(self._inputs.copy()))
-
-
-class _AttentionCall:
-    """An attention with everything but its plan.
-
-    Args:
-        backend: makes the plan.
-        group: KV group that the plan is for.
-        run: the attention over a plan.
-    """
-
-    def __init__(
-        self, backend: AttentionBackend, group: int, run: Callable[[AttentionPlan], None]
-    ) -> None:
-        self._backend, self._group, self._run = backend, group, run
-
-    def __call__(self, plans: StepPlans, step: StepInputs) -> None:
-        self._run(plans.get(self._backend, self._group))
-
-    def planned(self, plans: StepPlans) -> Callable[[], None]:
-        """The call with a plan that holds for every step: it points to the inputs of the shape."""
-        return partial(self._run, plans.get(self._backend, self._group))
+def _part(whole: StepInputs, shape: BatchDescriptor) -> StepInputs:
+    """The part of the inputs that steps of a shape read."""
+    tokens, requests, attention = shape.tokens, shape.requests or 0, whole.attention
+    assert whole.token_types is not None
+    return StepInputs(
+        ids=whole.ids[:tokens],
+        positions=whole.positions[:tokens],
+        logits_index=whole.logits_index[:requests],
+        attention=AttentionMetadata(
+            query_start=attention.query_start[: requests + 1],
+            seq_lens=attention.seq_lens[:requests],
+            block_tables=tuple(table[:requests] for table in attention.block_tables),
+            slot_mappings=tuple(slots[:tokens] for slots in attention.slot_mappings),
+        ),
+        token_types=whole.token_types[:tokens],
+    )
 
 
 def _pad(buffer: torch.Tensor, value: torch.Tensor, padding: int) -> None:
-    """Copy `value` to the front of `buffer` along its last dimension and fill the rest."""
-    count = value.shape[-1]
-    if count == buffer.shape[-1]:
-        buffer.copy_(value)
-        return
-    buffer[..., :count] = value
-    buffer[..., count:] = padding
+    """Copy `value` to the front of `buffer` and fill the rest."""
+    count = value.shape[0]
+    buffer[:count] = value
+    if count < buffer.shape[0]:
+        buffer[count:] = padding

@@ -1,20 +1,20 @@
 """Attention backends: what each can do, and how a step runs on it.
 
-    plan(batch)                       once per step, on the CPU
-    run(q, k, v, caches, plan, spec)  once per layer
+    AttentionMetadata(...)                       once per step
+    run(q, k, v, caches, metadata, group, spec)  once per layer
 
 A backend answers `why_not(spec, dtype, block_size, kv_dtype)` with a reason or None;
 `choose_backend` takes the first that has none and keeps the reasons of the others. Knows no model
-and no scheduler: a batch is anything with the four tensors of `PagedBatch`.
+and no scheduler.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
+from girih.kernels.attention.metadata import AttentionMetadata
 from girih.kernels.base.errors import ConfigError
 from girih.kernels.build import library
 from girih.kernels.kv.layout import kv_cache_shapes
@@ -23,10 +23,8 @@ from girih.kernels.ops import reference
 __all__ = [
     "BACKENDS",
     "AttentionBackend",
-    "AttentionPlan",
     "AttentionSpec",
     "BackendChoice",
-    "PagedBatch",
     "choose_backend",
     "kv_cache_shapes",
 ]
@@ -66,50 +64,8 @@ class AttentionSpec:
     chunk: int = 0
 
 
-class PagedBatch(Protocol):
-    """The tensors of a step that attention reads (host memory on the CPU)."""
-
-    @property
-    def query_start(self) -> torch.Tensor:
-        """Int32 [R+1]: first token of each request, then the end of the last."""
-
-    @property
-    def seq_lens(self) -> torch.Tensor:
-        """Int32 [R]: tokens in the context, the new ones included."""
-
-    @property
-    def block_table(self) -> torch.Tensor:
-        """Int32 [R, max_blocks]: block numbers of each request's context."""
-
-    @property
-    def slot_mapping(self) -> torch.Tensor:
-        """Int64 [T]: where a token's key and value go; -1 for padding."""
-
-
-@dataclass(frozen=True)
-class AttentionPlan:
-    """What every layer of a step shares. Tensors as in `PagedBatch`, checked once.
-
-    The C++ kernel derives its work items (request × kv head × query tile × span of the context)
-    from these in about a microsecond per call, so the plan does not carry them.
-    """
-
-    query_start: torch.Tensor
-    seq_lens: torch.Tensor
-    block_table: torch.Tensor
-    slot_mapping: torch.Tensor
-
-
-_DTYPES = {
-    "query_start": torch.int32,
-    "seq_lens": torch.int32,
-    "block_table": torch.int32,
-    "slot_mapping": torch.int64,
-}
-
-
 class AttentionBackend:
-    """Base of the backends: planning is common, capability and kernel are not."""
+    """Base of the backends: arguments are common, capability and kernel are not."""
 
     name = ""
 
@@ -123,30 +79,6 @@ class AttentionBackend:
         """Return why this backend cannot run the layer, or None when it can."""
         raise NotImplementedError
 
-    def plan(self, batch: PagedBatch) -> AttentionPlan:
-        """Check a step's tensors once, for all layers.
-
-        Raises:
-            ConfigError: a tensor of the wrong dtype or shape.
-        """
-        plan = AttentionPlan(
-            batch.query_start, batch.seq_lens, batch.block_table, batch.slot_mapping
-        )
-        for name, dtype in _DTYPES.items():
-            tensor = getattr(plan, name)
-            if tensor.dtype != dtype or tensor.stride(-1) not in (0, 1):
-                raise ConfigError(
-                    f"attention plan: {name} is {tensor.dtype} with strides {tensor.stride()}; "
-                    f"it must be {dtype} with neighbouring elements adjacent"
-                )
-        requests = plan.seq_lens.shape[0]
-        if plan.query_start.shape[0] != requests + 1 or plan.block_table.shape[0] != requests:
-            raise ConfigError(
-                f"attention plan: {requests} sequence lengths, but {plan.query_start.shape[0]} "
-                f"query starts (need {requests + 1}) and {plan.block_table.shape[0]} block rows"
-            )
-        return plan
-
     def run(  # noqa: PLR0913 (one argument per tensor of the op)
         self,
         q: torch.Tensor,
@@ -154,7 +86,8 @@ class AttentionBackend:
         v: torch.Tensor,
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
-        plan: AttentionPlan,
+        metadata: AttentionMetadata,
+        group: int,
         spec: AttentionSpec,
         out: torch.Tensor,
         sinks: torch.Tensor | None = None,
@@ -168,7 +101,8 @@ class AttentionBackend:
             v: [T, Hkv, Dv].
             key_cache: first shape of `kv_cache_shapes`.
             value_cache: second shape of `kv_cache_shapes`.
-            plan: of this step.
+            metadata: of this step.
+            group: KV group of this layer.
             spec: of this layer.
             out: [T, H, Dv]; rows of padding tokens become zero.
             sinks: [H], exactly when `spec.has_sinks`.
@@ -181,10 +115,10 @@ class AttentionBackend:
             v,
             key_cache,
             value_cache,
-            plan.query_start,
-            plan.seq_lens,
-            plan.block_table,
-            plan.slot_mapping,
+            metadata.query_start,
+            metadata.seq_lens,
+            metadata.block_tables[group],
+            metadata.slot_mappings[group],
             spec.scale,
             spec.causal,
             spec.window,

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import msgspec
 import torch
 
-from girih.graph.execute.executable import StepInputs
+from girih.graph.execute.step_inputs import StepInputs
 from girih.runtime.records.plans import ModelRunnerOutput, SchedulerOutput, StepTimes
 from girih.runtime.step.batch import PersistentBatch, StepBatch
 from girih.runtime.step.replay import ReplayManager
@@ -127,17 +127,3 @@ class _CallingThread:
         if thread != self._known:
             torch.set_num_threads(self._threads)
             self._known = thread
-
-
-def step_inputs(step: StepBatch) -> StepInputs:
-    """What every program is given of a step."""
-    return StepInputs(
-        ids=step.ids,
-        positions=step.positions,
-        logits_index=step.logits_index,
-        query_start=step.query_start,
-        seq_lens=step.seq_lens,
-        block_table=step.block_table,
-        slot_mapping=step.slot_mapping,
-        state_slots=step.state_slots,
-    )

@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from girih.graph.execute.step_inputs import StepInputs
+from girih.kernels.attention.metadata import AttentionMetadata
 from girih.kernels.base.errors import EngineError
 from girih.runtime.isolation import RowFailures
 from girih.runtime.records.plans import (
@@ -54,45 +56,24 @@ class PromptRows:
 
 @dataclass(frozen=True)
 class StepBatch:
-    """Inputs of one step: T packed tokens of R requests, G KV groups; all tensors on the CPU.
+    """A step of the batch: the tensors of R requests, and which rows they are of.
 
     Attributes:
-        step_id: of the plan.
+        inputs: of the program, whose S + P rows of logits are those to sample from, then those of
+            `prompt_rows`.
         request_ids: the R requests in order.
-        ids: int64 [T] token ids.
-        positions: int64 [T] place of each token in its sequence.
-        query_start: int32 [R + 1], where each request's tokens begin.
-        seq_lens: int32 [R], context with this step's tokens.
-        block_table: int32 [R, blocks of the longest context]; [G, R, ...] unless G is 1.
-        slot_mapping: int64 [T], where each token's KV goes; [G, T] unless G is 1.
-        state_slots: int32 [R], where each request's recurrent state is kept.
-        logits_index: int64 [S + P], tokens whose logits are needed: the S to sample from
-            first, then those of `prompt_rows`.
+        rows: their rows in the batch.
         sampled_ids: the S requests sampled from, in the order of their logits.
         sampled_rows: their rows in the batch.
-        rows: rows of all R requests in the batch.
         prompt_rows: prompts to score.
     """
 
-    step_id: int
+    inputs: StepInputs
     request_ids: list[str]
-    ids: torch.Tensor
-    positions: torch.Tensor
-    query_start: torch.Tensor
-    seq_lens: torch.Tensor
-    block_table: torch.Tensor
-    slot_mapping: torch.Tensor
-    state_slots: torch.Tensor
-    logits_index: torch.Tensor
+    rows: IntArray
     sampled_ids: list[str]
     sampled_rows: IntArray
-    rows: IntArray
     prompt_rows: tuple[PromptRows, ...]
-
-    @property
-    def num_samples(self) -> int:
-        """S: the first rows of the logits, to sample from."""
-        return len(self.sampled_ids)
 
 
 class PersistentBatch:
@@ -120,15 +101,15 @@ class PersistentBatch:
         num_groups: int = 1,
         processors: Sequence[NamedProcessor] = (),
     ) -> None:
-        max_blocks = -(-max_model_len // block_size) * num_groups
+        max_blocks = -(-max_model_len // block_size)
         self.block_size = block_size
-        self.num_groups = num_groups
         self.row_of: dict[str, int] = {}
         self.failures = RowFailures()
         self._ids: list[str] = []  # row -> request id
         # A prompt of full length that is only scored is sampled from too.
         self._token_ids = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
-        self._block_table = np.zeros((max_num_seqs, max_blocks), np.int32)
+        # A table per KV group: blocks come as flat rows of one block per group.
+        self._block_tables = np.zeros((num_groups, max_num_seqs, max_blocks), np.int32)
         self._num_tokens = np.zeros(max_num_seqs, np.int32)
         self._num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
         self._num_computed_tokens = np.zeros(max_num_seqs, np.int32)
@@ -160,7 +141,7 @@ class PersistentBatch:
         scheduled = plan.num_scheduled_tokens
         rows = np.array([self.row_of[request_id] for request_id in request_ids])
         counts = np.array([scheduled[request_id] for request_id in request_ids], np.int64)
-        return self._gather(plan.step_id, request_ids, rows, counts)
+        return self._gather(request_ids, rows, counts)
 
     def sampling(self, step: StepBatch, part: slice) -> SamplingInputs:
         """What a part of the step's S rows asks of the sampler."""
@@ -182,7 +163,7 @@ class PersistentBatch:
 
     def advance(self, step: StepBatch) -> None:
         """Take in that the step's tokens are computed."""
-        self._num_computed_tokens[step.rows] = step.seq_lens.numpy()
+        self._num_computed_tokens[step.rows] = step.inputs.attention.seq_lens.numpy()
 
     # ---- rows ----
 
@@ -194,13 +175,15 @@ class PersistentBatch:
                 f"{update.num_computed_tokens}; its row is at "
                 f"{None if row is None else self._num_computed_tokens[row]}"
             )
-        if update.new_block_ids:
-            self._append_blocks(row, update.new_block_ids)
+        self._append_blocks(row, update.new_block_ids)
 
-    def _append_blocks(self, row: int, block_ids: tuple[int, ...] | list[int]) -> None:
+    def _append_blocks(self, row: int, block_ids: Sequence[int]) -> None:
+        if not block_ids:
+            return
+        blocks = np.reshape(block_ids, (-1, len(self._block_tables))).T
         start = self._num_blocks[row]
-        self._block_table[row, start : start + len(block_ids)] = block_ids
-        self._num_blocks[row] = start + len(block_ids)
+        stop = self._num_blocks[row] = start + blocks.shape[1]
+        self._block_tables[:, row, start:stop] = blocks
 
     def _add(self, request: NewRequest) -> None:
         request_id, row = request.request_id, len(self._ids)
@@ -235,7 +218,7 @@ class PersistentBatch:
         self.row_of[last_id] = row
         num_tokens, num_blocks = self._num_tokens[last], self._num_blocks[last]
         self._token_ids[row, :num_tokens] = self._token_ids[last, :num_tokens]
-        self._block_table[row, :num_blocks] = self._block_table[last, :num_blocks]
+        self._block_tables[:, row, :num_blocks] = self._block_tables[:, last, :num_blocks]
         for column in (
             self._num_tokens,
             self._num_prompt_tokens,
@@ -248,9 +231,7 @@ class PersistentBatch:
 
     # ---- steps ----
 
-    def _gather(
-        self, step_id: int, request_ids: list[str], rows: IntArray, counts: IntArray
-    ) -> StepBatch:
+    def _gather(self, request_ids: list[str], rows: IntArray, counts: IntArray) -> StepBatch:
         query_start = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(counts, out=query_start[1:])
         computed = self._num_computed_tokens[rows]
@@ -265,40 +246,26 @@ class PersistentBatch:
         if self._prompt_logprobs:
             prompt_rows, extra = self._prompt_rows(rows, query_start, len(logits_index))
             logits_index = np.concatenate([logits_index, *extra])
-        block_table, slot_mapping = self._kv_places(rows, token_rows, positions, seq_lens)
-        return StepBatch(
-            step_id=step_id,
-            request_ids=request_ids,
+        blocks, offsets = np.divmod(positions, self.block_size)
+        slots = self._block_tables[:, token_rows, blocks].astype(np.int64, order="C")  # [G, T]
+        slots *= self.block_size
+        slots += offsets
+        num_columns = -(-int(seq_lens.max()) // self.block_size)
+        tables = self._block_tables[:, rows, :num_columns].copy()  # contiguous
+        inputs = StepInputs(
             ids=torch.from_numpy(self._token_ids[token_rows, positions].astype(np.int64)),
             positions=torch.from_numpy(positions),
-            query_start=torch.from_numpy(query_start),
-            seq_lens=torch.from_numpy(seq_lens),
-            block_table=torch.from_numpy(block_table),
-            slot_mapping=torch.from_numpy(slot_mapping),
-            state_slots=torch.from_numpy(self._state_slots[rows]),
             logits_index=torch.from_numpy(logits_index),
-            sampled_ids=[self._ids[row] for row in sampled_rows.tolist()],
-            sampled_rows=sampled_rows,
-            rows=rows,
-            prompt_rows=prompt_rows,
+            attention=AttentionMetadata(
+                query_start=torch.from_numpy(query_start),
+                seq_lens=torch.from_numpy(seq_lens),
+                block_tables=torch.from_numpy(tables).unbind(),
+                slot_mappings=torch.from_numpy(slots).unbind(),
+            ),
+            state_slots=torch.from_numpy(self._state_slots[rows]),
         )
-
-    def _kv_places(
-        self, rows: IntArray, token_rows: IntArray, positions: IntArray, seq_lens: IntArray
-    ) -> tuple[IntArray, IntArray]:
-        """Block table and slot mapping of a step, as in `StepBatch`."""
-        size, groups = self.block_size, self.num_groups
-        num_columns = -(-int(seq_lens.max()) // size)
-        if groups == 1:
-            table = self._block_table
-            slots = table[token_rows, positions // size].astype(np.int64) * size
-            return table[rows, :num_columns], slots + positions % size
-        if groups == 0:
-            return np.zeros((0, len(rows), 0), np.int32), np.zeros((0, len(positions)), np.int64)
-        tables = self._block_table.reshape(len(self._block_table), -1, groups)
-        slots = tables[token_rows, positions // size].T.astype(np.int64) * size + positions % size
-        used = tables[rows, :num_columns].transpose(2, 0, 1)
-        return used.copy(), slots.copy()  # row by row, whatever the lengths
+        sampled_ids = [self._ids[row] for row in sampled_rows.tolist()]
+        return StepBatch(inputs, request_ids, rows, sampled_ids, sampled_rows, prompt_rows)
 
     def _prompt_rows(
         self, rows: IntArray, query_start: IntArray, first: int

@@ -14,11 +14,11 @@ from dataclasses import replace
 
 import torch
 
-from girih.graph.execute.executable import StepInputs
+from girih.graph.execute.step_inputs import StepInputs
 from girih.runtime.records.plans import ModelRunnerOutput, SchedulerOutput
 from girih.runtime.records.request import TokenLogprobs
 from girih.runtime.sample.sampler import SamplerOutput, sample, score_tokens
-from girih.runtime.step.base import StepRunner, step_inputs
+from girih.runtime.step.base import StepRunner
 from girih.runtime.step.batch import PersistentBatch, PromptRows, StepBatch
 from girih.runtime.step.replay import ReplayManager
 from girih.runtime.structured.rows import GrammarRows
@@ -50,7 +50,7 @@ class CompiledModelRunner(StepRunner[Sampled]):
 
     def inputs(self, step: StepBatch) -> StepInputs:
         """See `StepRunner.inputs`."""
-        return step_inputs(step)
+        return step.inputs
 
     def read(self, step: StepBatch, rows: torch.Tensor) -> Sampled:
         """Sample; `rows` are logits [S + P, V]."""

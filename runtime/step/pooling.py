@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from girih.graph.execute.executable import StepInputs
+from girih.graph.execute.step_inputs import StepInputs
 from girih.runtime.records.plans import ModelRunnerOutput, SchedulerOutput
 from girih.runtime.records.pooling_params import PoolingParams
-from girih.runtime.step.base import StepRunner, step_inputs
+from girih.runtime.step.base import StepRunner
 from girih.runtime.step.batch import PersistentBatch, StepBatch
 from girih.runtime.step.pooler import Pooler
 from girih.runtime.step.replay import ReplayManager
@@ -66,14 +66,14 @@ class PoolingRunner(StepRunner[Pooled]):
 
     def inputs(self, step: StepBatch) -> StepInputs:
         """See `StepRunner.inputs`; which rows are wanted depends on the way of pooling."""
-        inputs = step_inputs(step)
+        inputs = step.inputs
         if "token_types" in self.executable.layout.inputs:
             inputs = replace(inputs, token_types=self._token_types(step))
         if self.pooler.mode == "all":
-            return replace(inputs, logits_index=torch.arange(len(step.ids)))
+            return replace(inputs, logits_index=torch.arange(step.inputs.num_tokens))
         if self.pooler.mode == "cls":
             done = set(step.sampled_ids)
-            starts = zip(step.request_ids, step.query_start.tolist(), strict=False)
+            starts = zip(step.request_ids, step.inputs.attention.query_start.tolist(), strict=False)
             first = [start for request_id, start in starts if request_id in done]
             return replace(inputs, logits_index=torch.tensor(first, dtype=torch.int64))
         return inputs
@@ -83,7 +83,7 @@ class PoolingRunner(StepRunner[Pooled]):
         rows = self.pooler.finish(rows) if len(rows) else rows
         parts: dict[str, torch.Tensor] = {}
         if self.pooler.mode == "all":
-            counts = np.diff(step.query_start.numpy()).tolist()
+            counts = np.diff(step.inputs.attention.query_start.numpy()).tolist()
             split = zip(step.request_ids, rows.split(counts), strict=True)
             parts = {request_id: part.clone() for request_id, part in split}
         vectors: dict[str, bytes] = {}
@@ -109,8 +109,11 @@ class PoolingRunner(StepRunner[Pooled]):
         result.pooled.update(vectors)
 
     def _token_types(self, step: StepBatch) -> torch.Tensor:
-        types = torch.zeros(len(step.ids), dtype=torch.int64)
-        starts, ends = step.query_start.tolist(), step.seq_lens.tolist()
+        types = torch.zeros(step.inputs.num_tokens, dtype=torch.int64)
+        starts, ends = (
+            step.inputs.attention.query_start.tolist(),
+            step.inputs.attention.seq_lens.tolist(),
+        )
         for place, request_id in enumerate(step.request_ids):
             given = self._texts[request_id].params.token_types
             if given is not None:

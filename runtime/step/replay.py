@@ -16,8 +16,9 @@ from typing import Protocol
 import torch
 
 from girih.graph.execute.batch_descriptor import BatchDescriptor
-from girih.graph.execute.executable import Executable, StepInputs
+from girih.graph.execute.executable import Executable
 from girih.graph.execute.static_step import StaticSteps
+from girih.graph.execute.step_inputs import StepInputs
 from girih.runtime.records.config import RuntimeConfig, SchedulerConfig
 from girih.runtime.step.buckets import (
     Dispatch,
@@ -90,11 +91,11 @@ class ReplayManager:
             As `Executable.run`, valid until the next step.
 
         Raises:
-            EngineError: T is outside what tiles were compiled for.
+            EngineError: see `Executable.begin_step`.
         """
-        tokens, requests = step.ids.shape[0], step.seq_lens.shape[0]
-        self.executable.begin_step(tokens)
-        taken = self._dispatcher.choose(tokens, requests, step.logits_index.shape[0])
+        tokens = step.num_tokens
+        self.executable.begin_step(step)
+        taken = self._dispatcher.choose(tokens, step.num_requests, step.logits_index.shape[0])
         is_new = taken.descriptor is not None and taken.descriptor not in self._replays
         logits = self._run(taken, step)
         self._counts.note(taken, tokens, is_new)

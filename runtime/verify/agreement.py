@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
-from girih.graph.execute.executable import Executable, StepInputs
+from girih.graph.execute.executable import Executable
+from girih.graph.execute.step_inputs import StepInputs
 from girih.graph.ir.program import ProgramLayout
 from girih.graph.tiles.inductor import TileFn
+from girih.kernels.attention.metadata import AttentionMetadata
 
 BLOCK = 16
 NEW_TOKENS = 16
@@ -181,10 +183,12 @@ def _inputs(sequences: list[_Sequence], counts: list[int], wanted: list[int]) ->
         ids=torch.tensor(ids),
         positions=torch.tensor(positions),
         logits_index=torch.tensor(wanted, dtype=torch.int64),
-        query_start=int32(starts),
-        seq_lens=int32(lengths),
-        block_table=int32([s.blocks + [0] * (width - len(s.blocks)) for s in sequences]),
-        slot_mapping=torch.tensor(slots),
+        attention=AttentionMetadata(
+            query_start=int32(starts),
+            seq_lens=int32(lengths),
+            block_tables=(int32([s.blocks + [0] * (width - len(s.blocks)) for s in sequences]),),
+            slot_mappings=(torch.tensor(slots),),
+        ),
         state_slots=int32([s.slot for s in sequences]),
     )
 

@@ -19,9 +19,11 @@ import torch
 
 from girih.graph.bundle.bundle import Bundle
 from girih.graph.bundle.files import tile_graph
-from girih.graph.execute.executable import Executable, StepInputs
+from girih.graph.execute.executable import Executable
+from girih.graph.execute.step_inputs import StepInputs
 from girih.graph.ir.tile_file import read_tile
 from girih.graph.tiles.inductor import TileFn, eager_tile
+from girih.kernels.attention.metadata import AttentionMetadata
 from girih.kernels.base.errors import BundleError
 
 PROMPT_TOKENS = 12
@@ -144,15 +146,18 @@ def _step(executable: Executable, prompt: tuple[int, ...], start: int, end: int)
     size, num_groups = executable.block_size, len(executable.groups.groups)
     positions = torch.arange(start, end)
     blocks = torch.arange(1, num_groups * _blocks(size) + 1, dtype=torch.int32)  # 0 is null
-    table = blocks.view(num_groups, 1, _blocks(size))
+    tables = blocks.view(num_groups, 1, _blocks(size))
+    slots = tables[:, 0, positions // size].long() * size + positions % size
     step = StepInputs(
         ids=torch.tensor(prompt[start:end]),
         positions=positions,
         logits_index=torch.arange(end - start),
-        query_start=torch.tensor([0, end - start], dtype=torch.int32),
-        seq_lens=torch.tensor([end], dtype=torch.int32),
-        block_table=table,
-        slot_mapping=table[:, 0, positions // size].long() * size + positions % size,
+        attention=AttentionMetadata(
+            query_start=torch.tensor([0, end - start], dtype=torch.int32),
+            seq_lens=torch.tensor([end], dtype=torch.int32),
+            block_tables=tables.unbind(),
+            slot_mappings=slots.unbind(),
+        ),
         state_slots=torch.zeros(1, dtype=torch.int32) if executable.num_state_slots else None,
         token_types=torch.zeros_like(positions),
     )

@@ -20,8 +20,10 @@ import find_support  # noqa: F401
 import torch
 from support_core import core_of
 
-from girih.graph.execute.executable import Executable, StepInputs
+from girih.graph.execute.executable import Executable
 from girih.graph.execute.static_step import StaticSteps
+from girih.graph.execute.step_inputs import StepInputs
+from girih.kernels.attention.metadata import AttentionMetadata
 from girih.runtime.step.buckets import Dispatcher, Mode, derived_sizes
 from girih.runtime.step.replay import ReplayManager
 from girih.serve.offline.llm import LLM
@@ -60,10 +62,12 @@ def step(executable: Executable, counts: list[int], done: int) -> StepInputs:
         ids=(positions * 31 + rows * 17) % 1000,
         positions=positions,
         logits_index=starts[1:] - 1,
-        query_start=starts.int(),
-        seq_lens=torch.tensor([done + n for n in counts], dtype=torch.int32),
-        block_table=table,
-        slot_mapping=table[rows, positions // size].long() * size + positions % size,
+        attention=AttentionMetadata(
+            query_start=starts.int(),
+            seq_lens=torch.tensor([done + n for n in counts], dtype=torch.int32),
+            block_tables=(table,),
+            slot_mappings=(table[rows, positions // size].long() * size + positions % size,),
+        ),
     )
 
 

@@ -9,7 +9,8 @@ import torch
 from support_core import core_of
 
 from girih import LLM
-from girih.graph.execute.executable import StepInputs
+from girih.graph.execute.step_inputs import StepInputs
+from girih.kernels.attention.metadata import AttentionMetadata
 
 SHORT = (
     "The capital of France is",
@@ -61,10 +62,12 @@ def prompt_logits(llm: LLM, prompt: list[int]) -> torch.Tensor:
         ids=torch.tensor(prompt),
         positions=positions,
         logits_index=positions,
-        query_start=torch.tensor([0, n], dtype=torch.int32),
-        seq_lens=torch.tensor([n], dtype=torch.int32),
-        block_table=blocks,
-        slot_mapping=blocks[0].long()[positions // size] * size + positions % size,
+        attention=AttentionMetadata(
+            query_start=torch.tensor([0, n], dtype=torch.int32),
+            seq_lens=torch.tensor([n], dtype=torch.int32),
+            block_tables=(blocks,),
+            slot_mappings=(blocks[0].long()[positions // size] * size + positions % size,),
+        ),
     )
     return executable.run(step).float()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from girih.kernels.attention.backends import AttentionSpec
+from girih.kernels.attention.metadata import AttentionMetadata
 from girih.kernels.kv.layout import kv_cache_shapes, write_tokens
 
 
@@ -32,6 +33,11 @@ class PagedCase:
             *(self.seq_lens, self.block_table, self.slot_mapping, spec.scale, spec.causal),
             *(spec.window, spec.softcap, sinks),
         )
+
+    @property
+    def metadata(self) -> AttentionMetadata:
+        tables, slots = (self.block_table,), (self.slot_mapping,)
+        return AttentionMetadata(self.query_start, self.seq_lens, tables, slots)
 
     def clone_caches(self) -> None:
         self.key_cache, self.value_cache = self.key_cache.clone(), self.value_cache.clone()

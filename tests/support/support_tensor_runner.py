@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 from support_fake_runner import _choose, _extend
 
-from girih.graph.execute.executable import StepInputs
+from girih.graph.execute.step_inputs import StepInputs
 from girih.kernels.kv.groups import FULL
 from girih.runtime.step.batch import PersistentBatch
 from girih.runtime.step.generate import CompiledModelRunner
@@ -45,10 +45,9 @@ class TensorFakeRunner(CompiledModelRunner):
 
     def _forward(self, step: StepInputs) -> torch.Tensor:
         self.steps.append(step)
-        starts, lens = step.query_start.tolist(), step.seq_lens.tolist()
-        tables, slots = step.block_table.tolist(), step.slot_mapping.tolist()
-        if len(self.groups) == 1:
-            tables, slots = [tables], [slots]
+        starts, lens = step.attention.query_start.tolist(), step.attention.seq_lens.tolist()
+        tables = [table.tolist() for table in step.attention.block_tables]
+        slots = [slots.tolist() for slots in step.attention.slot_mappings]
         ids, positions = step.ids.tolist(), step.positions.tolist()
         size = self.block_size
 

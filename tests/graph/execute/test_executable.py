@@ -7,12 +7,14 @@ import pytest
 import torch
 from support_models import hf_config, hf_model, opt_o2, tiny_model, tiny_traced
 
-from girih.graph.execute.executable import Executable, StepInputs, kv_cache_specs
+from girih.graph.execute.executable import Executable, kv_cache_specs
+from girih.graph.execute.step_inputs import StepInputs
 from girih.graph.files.sources import resolve_source
 from girih.graph.tiles.inductor import eager_tile
 from girih.graph.tiles.settings import MAX_STEP_TOKENS
 from girih.graph.weights.checkpoint import open_checkpoint
 from girih.graph.weights.load import load_weights
+from girih.kernels.attention.metadata import AttentionMetadata
 from girih.kernels.base.errors import ConfigError, EngineError
 from girih.kernels.base.target import Target, detect_isa
 from girih.kernels.kv.groups import one_group
@@ -81,10 +83,12 @@ def step(executable, plan, wanted=None):
                 ids=torch.tensor(ids),
                 positions=torch.tensor(positions),
                 logits_index=torch.tensor(rows, dtype=torch.int64),
-                query_start=int32(starts),
-                seq_lens=int32(lengths),
-                block_table=int32(table),
-                slot_mapping=torch.tensor(slots),
+                attention=AttentionMetadata(
+                    query_start=int32(starts),
+                    seq_lens=int32(lengths),
+                    block_tables=(int32(table),),
+                    slot_mappings=(torch.tensor(slots),),
+                ),
             )
         )
 
@@ -169,10 +173,12 @@ def test_padding_tokens_write_nothing():
         ids=torch.tensor([sequence.tokens[15], 9]),
         positions=torch.tensor([15, 0]),
         logits_index=torch.tensor([0]),
-        query_start=torch.tensor([0, 1], dtype=torch.int32),
-        seq_lens=torch.tensor([16], dtype=torch.int32),
-        block_table=torch.tensor([[3]], dtype=torch.int32),
-        slot_mapping=torch.tensor([3 * BLOCK + 15, -1]),
+        attention=AttentionMetadata(
+            query_start=torch.tensor([0, 1], dtype=torch.int32),
+            seq_lens=torch.tensor([16], dtype=torch.int32),
+            block_tables=(torch.tensor([[3]], dtype=torch.int32),),
+            slot_mappings=(torch.tensor([3 * BLOCK + 15, -1]),),
+        ),
     )
     with torch.no_grad():
         close(executable.run(inputs)[0], expected("llama", sequence.tokens)[-1])
@@ -182,7 +188,8 @@ def test_padding_tokens_write_nothing():
 def test_step_sizes_that_code_was_not_compiled_for(count):
     empty = torch.zeros(count, dtype=torch.int64)
     one = torch.zeros(1, dtype=torch.int32)
-    inputs = StepInputs(empty, empty, empty[:0], one, one, one[None], empty)
+    request = AttentionMetadata(torch.tensor([0, count]).int(), one, (one[None],), (empty,))
+    inputs = StepInputs(empty, empty, empty[:0], request)
     with pytest.raises(EngineError, match=f"has {count} tokens; compiled code takes 1 to"):
         bound().run(inputs)
 

@@ -1,7 +1,6 @@
 """Backends: capabilities, choice, plan and run."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,23 +58,24 @@ def test_backends_agree(built, dtype, tolerance):
     outs = []
     for backend in BACKENDS:
         out = torch.full((9, 6, 24), torch.nan, dtype=dtype)
-        plan = backend.plan(case)
-        backend.run(case.q, case.k, case.v, case.key_cache, case.value_cache, plan, SPEC, out)
+        backend.run(
+            case.q, case.k, case.v, case.key_cache, case.value_cache, case.metadata, 0, SPEC, out
+        )
         outs.append(out)
     torch.testing.assert_close(outs[0], outs[1], atol=tolerance, rtol=tolerance)
 
 
-def test_plan_checks_the_batch():
-    case = make_case(SPEC, [(7, 20)], torch.float32)
-    fields = ("query_start", "seq_lens", "block_table", "slot_mapping")
-    good = {name: getattr(case, name) for name in fields}
-    for name, value in (
-        ("seq_lens", good["seq_lens"].long()),
-        ("block_table", good["block_table"].repeat(3, 3).t()),
-        ("query_start", torch.zeros(5, dtype=torch.int32)),
+def test_metadata_is_checked_when_made():
+    good = make_case(SPEC, [(7, 20)], torch.float32).metadata
+    for name, value, reason in (
+        ("seq_lens", good.seq_lens.long(), "seq_lens is torch.int64"),
+        ("slot_mappings", (good.slot_mappings[0].int(),), "slot_mappings is torch.int32"),
+        ("block_tables", (good.block_tables[0].repeat(3, 3).t(),), "block_tables .* adjacent"),
+        ("block_tables", (good.block_tables[0].repeat(3, 1),), r"block tables of \[3\] rows"),
+        ("query_start", torch.zeros(5, dtype=torch.int32), "5 query starts .need 2"),
     ):
-        with pytest.raises(ConfigError, match="attention plan"):
-            BACKENDS[0].plan(SimpleNamespace(**{**good, name: value}))
+        with pytest.raises(ConfigError, match=f"attention metadata: .*{reason}"):
+            replace(good, **{name: value})
 
 
 def test_cache_shapes_hold_the_same_elements(dtype):

@@ -47,12 +47,20 @@ def prepare(batch, plan):
     return batch.gather(plan, list(plan.num_scheduled_tokens))
 
 
+def kv_places(step):
+    """Block tables and slots of each KV group."""
+    attention = step.inputs.attention
+    return [t.tolist() for t in attention.block_tables], [
+        s.tolist() for s in attention.slot_mappings
+    ]
+
+
 def sampling(batch, step):
     return batch.sampling(step, slice(None))
 
 
 def commit(batch, step, tokens):
-    result = ModelRunnerOutput(step.step_id)
+    result = ModelRunnerOutput(step_id=0)
     sampled = SamplerOutput(torch.tensor(tokens, dtype=torch.int64), None)
     batch.advance(step)
     batch.commit(step, slice(None), sampled, result)
@@ -76,50 +84,47 @@ def test_mixed_step_is_packed_without_padding():
             scheduled={"a": 20, "b": 2},
         ),
     )
-    assert step.query_start.tolist() == [0, 20, 22]
-    assert step.seq_lens.tolist() == [36, 2]
-    assert step.ids.tolist() == [*range(16, 36), 7, 8]
-    assert step.positions.tolist() == [*range(16, 36), 0, 1]
-    assert step.slot_mapping.tolist() == [*range(16, 32), *range(80, 84), 32, 33]
-    assert step.block_table.tolist() == [[3, 1, 5], [2, 0, 0]]
-    assert step.logits_index.tolist() == [21]  # a's last known token is not in the step
+    attention = step.inputs.attention
+    assert attention.query_start.tolist() == [0, 20, 22]
+    assert attention.seq_lens.tolist() == [36, 2]
+    assert step.inputs.ids.tolist() == [*range(16, 36), 7, 8]
+    assert step.inputs.positions.tolist() == [*range(16, 36), 0, 1]
+    slots = [*range(16, 32), *range(80, 84), 32, 33]
+    assert kv_places(step) == ([[[3, 1, 5], [2, 0, 0]]], [slots])
+    assert step.inputs.logits_index.tolist() == [21]  # a's last known token is not in the step
     assert step.sampled_ids == ["b"]
     result = commit(batch, step, [9])
     assert result.sampled_token_ids == {"b": [9]}
     step = prepare(
         batch, plan(1, running=[("a", (), 36), ("b", (), 2)], scheduled={"b": 1, "a": 4})
     )
-    assert step.ids.tolist() == [9, 36, 37, 38, 39]  # in the plan's order
-    assert step.logits_index.tolist() == [0, 4]
+    assert step.inputs.ids.tolist() == [9, 36, 37, 38, 39]  # in the plan's order
+    assert step.inputs.logits_index.tolist() == [0, 4]
     assert step.sampled_ids == ["b", "a"]
-    dtypes = [step.query_start.dtype, step.seq_lens.dtype, step.block_table.dtype]
-    assert dtypes == [torch.int32] * 3
-    assert {t.dtype for t in (step.ids, step.positions, step.slot_mapping)} == {torch.int64}
 
 
 def test_several_kv_groups_have_tables_and_slots_of_their_own():
     batch = PersistentBatch(4, 64, 16, VOCAB_SIZE, num_groups=2)
     new = [new_request("a", [*range(20)], [3, 4, 5, 6], computed=16), new_request("b", [7], [8, 9])]
     step = prepare(batch, plan(0, new, scheduled={"b": 1, "a": 4}))
-    assert step.block_table.tolist() == [[[8, 0], [3, 5]], [[9, 0], [4, 6]]]
-    assert step.slot_mapping.tolist() == [[128, *range(80, 84)], [144, *range(96, 100)]]
-    assert step.block_table.is_contiguous()
-    assert step.slot_mapping.is_contiguous()
+    tables = [[[8, 0], [3, 5]], [[9, 0], [4, 6]]]
+    assert kv_places(step) == (tables, [[128, *range(80, 84)], [144, *range(96, 100)]])
     commit(batch, step, [1, 1])
     one = prepare(batch, plan(1, running=[("b", (), 1)], scheduled={"b": 1}))
-    assert one.block_table.stride() == (1, 1, 1)
-    assert one.slot_mapping.stride() == (1, 1)
+    attention = one.inputs.attention
+    assert {t.stride() for t in attention.block_tables} == {(1, 1)}
+    assert {s.stride() for s in attention.slot_mappings} == {(1,)}
     running = [("a", (), 20), ("b", (), 1)]
     prepare(batch, plan(1, running=running, scheduled={"a": 1, "b": 1}))
-    prepare(batch, plan(2, [new_request("c", [5], [1, 2])], scheduled={"c": 1}, finished=("a",)))
-    assert batch._block_table[0, :2].tolist() == [8, 9]  # b moved into the gap
+    new = [new_request("c", [5], [1, 2])]
+    moved = plan(2, new, [("b", (), 1)], scheduled={"c": 1, "b": 1}, finished=("a",))
+    assert kv_places(prepare(batch, moved)) == ([[[1], [8]], [[2], [9]]], [[16, 129], [32, 145]])
 
 
 def test_a_model_without_attention_has_no_tables():
     batch = PersistentBatch(4, 64, 16, VOCAB_SIZE, num_groups=0)
     step = prepare(batch, plan(0, [new_request("a", [*range(20)], [])], scheduled={"a": 20}))
-    assert step.block_table.shape == (0, 1, 0)
-    assert step.slot_mapping.shape == (0, 20)
+    assert kv_places(step) == ([], [])
 
 
 def test_rows_stay_dense_and_keep_their_content_when_others_leave():
@@ -133,7 +138,7 @@ def test_rows_stay_dense_and_keep_their_content_when_others_leave():
     commit(batch, step, [10, 11, 12])
     step = prepare(batch, plan(1, running=[("c", (4,), 1)], scheduled={"c": 1}, finished=("a",)))
     assert batch.row_of == {"c": 0, "b": 1}
-    assert step.ids.tolist() == [12]
+    assert step.inputs.ids.tolist() == [12]
     assert sampling(batch, step).temperature.tolist() == [0.5]
     assert sampling(batch, step).num_logprobs == (2,)
     assert sampling(batch, step).bias[1].tolist() == [3]
@@ -142,7 +147,7 @@ def test_rows_stay_dense_and_keep_their_content_when_others_leave():
         batch, plan(2, running=[("b", (), 2)], scheduled={"b": 1}, preempted=("c", "unknown"))
     )
     assert len(batch) == 1
-    assert step.ids.tolist() == [11]
+    assert step.inputs.ids.tolist() == [11]
     assert sampling(batch, step).temperature.tolist() == [1.0]
 
 
@@ -151,8 +156,8 @@ def test_a_finished_id_may_be_new_in_the_same_plan():
     commit(batch, prepare(batch, plan(0, [new_request("a", [1], [1])], scheduled={"a": 1})), [5])
     again = new_request("a", [3, 4], [2])
     step = prepare(batch, plan(1, [again], scheduled={"a": 2}, finished=("a",)))
-    assert step.ids.tolist() == [3, 4]
-    assert step.seq_lens.tolist() == [2]
+    assert step.inputs.ids.tolist() == [3, 4]
+    assert step.inputs.attention.seq_lens.tolist() == [2]
 
 
 def test_plans_that_do_not_fit_the_rows_are_refused():
@@ -181,14 +186,14 @@ def test_prompt_rows_cover_all_but_the_first_prompt_token_over_chunks():
         running = [] if number == 0 else [("a", (), computed)]
         step = prepare(batch, plan(number, new, running, scheduled={"a": count}))
         computed += count
-        assert step.num_samples == (number == 2)
+        assert len(step.sampled_ids) == (number == 2)
         for rows in step.prompt_rows:
-            index = step.logits_index[rows.start : rows.stop]
+            index = step.inputs.logits_index[rows.start : rows.stop]
             targets = rows.token_ids.tolist()
-            assert (step.ids[index] + 1).tolist() == targets
+            assert (step.inputs.ids[index] + 1).tolist() == targets
             seen += targets
             assert rows.num_logprobs == 3
-        commit(batch, step, [7] * step.num_samples)
+        commit(batch, step, [7] * len(step.sampled_ids))
     assert seen == [*range(51, 60)]
     step = prepare(batch, plan(3, running=[("a", (), 10)], scheduled={"a": 1}))
     assert step.prompt_rows == ()

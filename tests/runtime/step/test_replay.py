@@ -16,14 +16,16 @@ from support_pooling import engine, random_texts, vectors, write_pooled
 
 from girih import SamplingParams
 from girih.graph.execute.batch_descriptor import BatchDescriptor
-from girih.graph.execute.executable import Executable, StepInputs
+from girih.graph.execute.executable import Executable
 from girih.graph.execute.static_step import StaticMemory, StaticSteps
+from girih.graph.execute.step_inputs import StepInputs
 from girih.graph.files.sources import resolve_source
 from girih.graph.ir.program import EagerSpec, EagerStep
 from girih.graph.tiles.inductor import eager_tile
 from girih.graph.tiles.settings import MAX_STEP_TOKENS
 from girih.graph.weights.checkpoint import open_checkpoint
 from girih.graph.weights.load import load_weights
+from girih.kernels.attention.metadata import AttentionMetadata
 from girih.kernels.base.errors import ConfigError, EngineError
 from girih.kernels.base.target import Target, detect_isa
 from girih.passes.build.build import lower_and_partition
@@ -85,10 +87,12 @@ class Traffic:
             ids=torch.tensor(ids),
             positions=torch.tensor(positions),
             logits_index=torch.tensor(wanted, dtype=torch.int64),
-            query_start=int32(starts),
-            seq_lens=int32(lengths),
-            block_table=int32(table)[:, : -(-max(lengths) // BLOCK)],
-            slot_mapping=torch.tensor(slots),
+            attention=AttentionMetadata(
+                query_start=int32(starts),
+                seq_lens=int32(lengths),
+                block_tables=(int32(table)[:, : -(-max(lengths) // BLOCK)],),
+                slot_mappings=(torch.tensor(slots),),
+            ),
         )
 
 
@@ -269,7 +273,8 @@ def test_a_step_that_fails_while_it_is_captured_leaves_no_half_capture():
 def test_step_sizes_that_code_was_not_compiled_for(replay, count):
     empty = torch.zeros(count, dtype=torch.int64)
     one = torch.zeros(1, dtype=torch.int32)
-    inputs = StepInputs(empty, empty, empty[:0], one, one, one[None], empty)
+    request = AttentionMetadata(torch.tensor([0, count]).int(), one, (one[None],), (empty,))
+    inputs = StepInputs(empty, empty, empty[:0], request)
     with pytest.raises(EngineError, match=f"has {count} tokens; compiled code takes 1 to"):
         managed(replay).run(inputs)
 
