@@ -62,7 +62,7 @@ def pooling_core(start: Start, bound: BoundProgram) -> tuple[EngineCore, Pooling
     width = output_width(executable)
     pooler = make_pooler(spec, is_bidirectional, width)
     may_cache = not (is_bidirectional or pooler.mode == "all")
-    kv, batch = _cache_and_batch(start, bound, may_cache)
+    kv, batch = _cache_and_batch(start, bound, may_cache, outputs_of=pooler.mode)
     scheduler = Scheduler(limits, kv, bound.max_model_len, task=spec.task)
     runner = PoolingRunner(_replays(start, bound), batch, pooler, start.target.threads)
     core = _assembled(start, bound, scheduler, runner)
@@ -86,6 +86,7 @@ def _cache_and_batch(
     bound: BoundProgram,
     may_cache: bool = True,
     processors: tuple[NamedProcessor, ...] = (),
+    outputs_of: str = "last",
 ) -> tuple[KVCacheManager, PersistentBatch]:
     cache, limits, executable = start.config.cache, start.config.scheduler, bound.executable
     # A state at the end of a prefix is not kept, so a cached prefix would be of no use.
@@ -99,6 +100,8 @@ def _cache_and_batch(
         start.spec.vocab_size,
         len(groups),
         processors,
+        outputs_of,
+        "token_types" in executable.layout.inputs,
     )
     return kv, batch
 

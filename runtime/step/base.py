@@ -1,6 +1,6 @@
 """What runners of a program share: a plan becomes a step, the step's rows become a result.
 
-    plan → update → [ gather → inputs → ReplayManager.run → read ] → commit → result
+    plan → update → [ gather → ReplayManager.run → read ] → commit → result
                       again for each half of the requests where it raises (`isolation.py`)
 
 Owns nothing of its own: rows belong to the batch, device memory to the executable and its replays,
@@ -17,7 +17,6 @@ from typing import Generic, TypeVar
 import msgspec
 import torch
 
-from girih.graph.execute.step_inputs import StepInputs
 from girih.runtime.records.plans import ModelRunnerOutput, SchedulerOutput, StepTimes
 from girih.runtime.step.batch import PersistentBatch, StepBatch
 from girih.runtime.step.replay import ReplayManager
@@ -27,7 +26,7 @@ R = TypeVar("R")
 
 
 class StepRunner(ResidentRunner, Generic[R]):
-    """A runner behind the scheduler; subclasses say what they want of a step and make of its rows.
+    """A runner behind the scheduler; subclasses say what its rows mean.
 
     Args:
         replays: runs the steps of the bound program.
@@ -84,9 +83,8 @@ class StepRunner(ResidentRunner, Generic[R]):
         """One step of some requests; may be repeated, as nothing of it is taken in yet."""
         started = time.perf_counter()
         step = self.batch.gather(plan, request_ids)
-        inputs = self.inputs(step)
         prepared = time.perf_counter()
-        rows = self.replays.run(inputs)
+        rows = self.replays.run(step.inputs)
         ran = time.perf_counter()
         found = self.read(step, rows)
         spent = (prepared - started, ran - prepared, time.perf_counter() - ran)
@@ -96,10 +94,6 @@ class StepRunner(ResidentRunner, Generic[R]):
     @abstractmethod
     def update(self, plan: SchedulerOutput) -> None:
         """Take in which requests come and go; the batch's rows are up to date."""
-
-    @abstractmethod
-    def inputs(self, step: StepBatch) -> StepInputs:
-        """What the program is given."""
 
     @abstractmethod
     def read(self, step: StepBatch, rows: torch.Tensor) -> R:

@@ -86,6 +86,9 @@ class PersistentBatch:
         vocab_size: width of the logits.
         num_groups: KV groups; a row's block table has one block of each per `block_size` tokens.
         processors: plug-ins that change logits.
+        outputs_of: tokens of a request whose output is needed: the "last" or first ("cls") one, in
+            the step with its last known token, or "all" in every step.
+        has_token_types: the model reads which text of a pair each token is of.
 
     Attributes:
         row_of: request id -> row.
@@ -100,6 +103,8 @@ class PersistentBatch:
         vocab_size: int,
         num_groups: int = 1,
         processors: Sequence[NamedProcessor] = (),
+        outputs_of: str = "last",
+        has_token_types: bool = False,
     ) -> None:
         max_blocks = -(-max_model_len // block_size)
         self.block_size = block_size
@@ -110,6 +115,8 @@ class PersistentBatch:
         self._token_ids = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
         # A table per KV group: blocks come as flat rows of one block per group.
         self._block_tables = np.zeros((num_groups, max_num_seqs, max_blocks), np.int32)
+        self._token_types = np.zeros_like(self._token_ids) if has_token_types else None
+        self._outputs_of = outputs_of
         self._num_tokens = np.zeros(max_num_seqs, np.int32)
         self._num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
         self._num_computed_tokens = np.zeros(max_num_seqs, np.int32)
@@ -202,6 +209,9 @@ class PersistentBatch:
         self._num_blocks[row] = 0
         self._append_blocks(row, request.block_ids)
         self._sampling.set(row, request)
+        if self._token_types is not None:
+            types = request.pooling.token_types if request.pooling else None
+            self._token_types[row, :num_tokens] = types or 0
         asked = request.sampling.prompt_logprobs
         if asked is not None and num_tokens == request.num_prompt_tokens:
             self._prompt_logprobs[request_id] = asked
@@ -218,6 +228,8 @@ class PersistentBatch:
         self.row_of[last_id] = row
         num_tokens, num_blocks = self._num_tokens[last], self._num_blocks[last]
         self._token_ids[row, :num_tokens] = self._token_ids[last, :num_tokens]
+        if self._token_types is not None:
+            self._token_types[row, :num_tokens] = self._token_types[last, :num_tokens]
         self._block_tables[:, row, :num_blocks] = self._block_tables[:, last, :num_blocks]
         for column in (
             self._num_tokens,
@@ -241,11 +253,20 @@ class PersistentBatch:
         positions += np.repeat(computed - query_start[:-1], counts)
         is_sampled = seq_lens == self._num_tokens[rows]
         sampled_rows = rows[is_sampled]
-        logits_index = query_start[1:][is_sampled].astype(np.int64) - 1
+        if self._outputs_of == "all":
+            logits_index = np.arange(len(positions))
+        elif self._outputs_of == "cls":
+            logits_index = query_start[:-1][is_sampled].astype(np.int64)
+        else:
+            logits_index = query_start[1:][is_sampled].astype(np.int64) - 1
         prompt_rows: tuple[PromptRows, ...] = ()
         if self._prompt_logprobs:
             prompt_rows, extra = self._prompt_rows(rows, query_start, len(logits_index))
             logits_index = np.concatenate([logits_index, *extra])
+        token_types = None
+        if self._token_types is not None:
+            types = self._token_types[token_rows, positions]
+            token_types = torch.from_numpy(types.astype(np.int64))
         blocks, offsets = np.divmod(positions, self.block_size)
         slots = self._block_tables[:, token_rows, blocks].astype(np.int64, order="C")  # [G, T]
         slots *= self.block_size
@@ -263,6 +284,7 @@ class PersistentBatch:
                 slot_mappings=torch.from_numpy(slots).unbind(),
             ),
             state_slots=torch.from_numpy(self._state_slots[rows]),
+            token_types=token_types,
         )
         sampled_ids = [self._ids[row] for row in sampled_rows.tolist()]
         return StepBatch(inputs, request_ids, rows, sampled_ids, sampled_rows, prompt_rows)

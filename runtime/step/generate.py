@@ -14,7 +14,6 @@ from dataclasses import replace
 
 import torch
 
-from girih.graph.execute.step_inputs import StepInputs
 from girih.runtime.records.plans import ModelRunnerOutput, SchedulerOutput
 from girih.runtime.records.request import TokenLogprobs
 from girih.runtime.sample.sampler import SamplerOutput, sample, score_tokens
@@ -47,10 +46,6 @@ class CompiledModelRunner(StepRunner[Sampled]):
     def update(self, plan: SchedulerOutput) -> None:
         """See `StepRunner.update`."""
         self.grammars.update(plan)
-
-    def inputs(self, step: StepBatch) -> StepInputs:
-        """See `StepRunner.inputs`."""
-        return step.inputs
 
     def read(self, step: StepBatch, rows: torch.Tensor) -> Sampled:
         """Sample; `rows` are logits [S + P, V]."""

@@ -9,12 +9,11 @@ every step for one vector per token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from girih.graph.execute.step_inputs import StepInputs
 from girih.runtime.records.plans import ModelRunnerOutput, SchedulerOutput
 from girih.runtime.records.pooling_params import PoolingParams
 from girih.runtime.step.base import StepRunner
@@ -64,20 +63,6 @@ class PoolingRunner(StepRunner[Pooled]):
         for request in plan.new_requests:
             self._texts[request.request_id] = _Text(request.pooling or PoolingParams())
 
-    def inputs(self, step: StepBatch) -> StepInputs:
-        """See `StepRunner.inputs`; which rows are wanted depends on the way of pooling."""
-        inputs = step.inputs
-        if "token_types" in self.executable.layout.inputs:
-            inputs = replace(inputs, token_types=self._token_types(step))
-        if self.pooler.mode == "all":
-            return replace(inputs, logits_index=torch.arange(step.inputs.num_tokens))
-        if self.pooler.mode == "cls":
-            done = set(step.sampled_ids)
-            starts = zip(step.request_ids, step.inputs.attention.query_start.tolist(), strict=False)
-            first = [start for request_id, start in starts if request_id in done]
-            return replace(inputs, logits_index=torch.tensor(first, dtype=torch.int64))
-        return inputs
-
     def read(self, step: StepBatch, rows: torch.Tensor) -> Pooled:
         """Make vectors of the model's rows."""
         rows = self.pooler.finish(rows) if len(rows) else rows
@@ -107,17 +92,3 @@ class PoolingRunner(StepRunner[Pooled]):
             self._texts[request_id].rows.append(part)
         self.batch.advance(step)
         result.pooled.update(vectors)
-
-    def _token_types(self, step: StepBatch) -> torch.Tensor:
-        types = torch.zeros(step.inputs.num_tokens, dtype=torch.int64)
-        starts, ends = (
-            step.inputs.attention.query_start.tolist(),
-            step.inputs.attention.seq_lens.tolist(),
-        )
-        for place, request_id in enumerate(step.request_ids):
-            given = self._texts[request_id].params.token_types
-            if given is not None:
-                begin, end = starts[place], starts[place + 1]
-                part = given[ends[place] - (end - begin) : ends[place]]
-                types[begin:end] = torch.tensor(part)
-        return types

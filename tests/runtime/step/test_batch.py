@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 import torch
 from support_core import make_request, run_to_end
@@ -18,6 +19,7 @@ from girih.runtime.records.plans import (
     RunningUpdate,
     SchedulerOutput,
 )
+from girih.runtime.records.pooling_params import PoolingParams
 from girih.runtime.records.sampling_params import SamplingParams
 from girih.runtime.sample.sampler import GREEDY, SamplerOutput
 from girih.runtime.step.batch import PersistentBatch
@@ -125,6 +127,29 @@ def test_a_model_without_attention_has_no_tables():
     batch = PersistentBatch(4, 64, 16, VOCAB_SIZE, num_groups=0)
     step = prepare(batch, plan(0, [new_request("a", [*range(20)], [])], scheduled={"a": 20}))
     assert kv_places(step) == ([], [])
+
+
+def text_request(request_id, block, token_types=None):
+    request = new_request(request_id, [*range(8)], [block])
+    return msgspec.structs.replace(request, pooling=PoolingParams(token_types=token_types))
+
+
+@pytest.mark.parametrize(
+    ("outputs_of", "index"),
+    [("last", ([7], [5])), ("cls", ([0], [1])), ("all", ([*range(17)], [*range(6)]))],
+)
+def test_texts_to_embed_have_token_types_and_outputs_of_chosen_tokens(outputs_of, index):
+    batch = PersistentBatch(4, 64, 16, VOCAB_SIZE, outputs_of=outputs_of, has_token_types=True)
+    kinds = [1] * 8, None, [0] * 3 + [1] * 5
+    texts = [text_request(name, 1, types) for name, types in zip("abc", kinds, strict=True)]
+    step = prepare(batch, plan(0, texts, scheduled={"a": 8, "b": 6, "c": 3}))
+    assert step.inputs.token_types.tolist() == [1] * 8 + [0] * 9
+    assert step.inputs.logits_index.tolist() == index[0]
+    batch.advance(step)
+    running = [("b", (), 6), ("c", (), 3)]  # c moved into the gap
+    step = prepare(batch, plan(1, [], running, scheduled={"b": 1, "c": 5}, finished=("a",)))
+    assert step.inputs.token_types.tolist() == [0] + [1] * 5
+    assert step.inputs.logits_index.tolist() == index[1]
 
 
 def test_rows_stay_dense_and_keep_their_content_when_others_leave():
