@@ -163,7 +163,9 @@ class Executable:
             elif isinstance(item, AttentionStep):
                 values[item.output] = self._attend(item, values, step)
             else:
-                values[item.output] = self._recur(item, values, step)
+                arguments = [None if n is None else values[n] for n in item.inputs]
+                op, states = STATE_OPS[item.spec.op], self.states_of(item)
+                values[item.output] = run_state_step(op, arguments, states, step)
             for number in dead:
                 values[number] = None
         logits = values[self.layout.result]
@@ -269,13 +271,6 @@ class Executable:
         q, k, v = values[item.q], values[item.k], values[item.v]
         run(q, k, v, keys, vals, step.attention, group, item.spec, out, sinks, slopes)  # type: ignore[arg-type]
         return out
-
-    def _recur(
-        self, item: StateStep, values: list[torch.Tensor | None], step: StepInputs
-    ) -> torch.Tensor:
-        """Run a recurrent layer, request by request."""
-        arguments = [None if n is None else values[n] for n in item.inputs]
-        return run_state_step(STATE_OPS[item.spec.op], arguments, self.states_of(item), step)
 
     def _attention_output(self, tokens: int, item: AttentionStep) -> torch.Tensor:
         """A view of the one output buffer, when the result is read before the next attention."""
@@ -410,7 +405,7 @@ def run_state_step(
     states: Sequence[torch.Tensor],
     step: StepInputs,
 ) -> torch.Tensor:
-    """Advance every request's state by its tokens.
+    """Run a recurrent layer request by request: advance each one's state by its tokens.
 
     Args:
         op: the recurrent op.

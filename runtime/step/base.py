@@ -38,13 +38,16 @@ class StepRunner(ResidentRunner, Generic[R]):
         self.replays = replays
         self.executable = replays.executable
         self.batch = batch
-        self._threads = _CallingThread(threads)
+        self._threads = threads
+        self._calling_thread: int | None = None
         self._seconds = [0.0, 0.0, 0.0]  # of the running step, as in `StepTimes`
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one plan; see `ModelRunner.execute`."""
-        self._threads.prepare()
+        if self._calling_thread != threading.get_ident():  # OpenMP keeps the count per thread
+            self._calling_thread = threading.get_ident()
+            torch.set_num_threads(self._threads)
         started = time.perf_counter()
         failures = self.batch.failures
         self.batch.update(plan)
@@ -102,22 +105,3 @@ class StepRunner(ResidentRunner, Generic[R]):
     @abstractmethod
     def commit(self, step: StepBatch, found: R, result: ModelRunnerOutput) -> None:
         """Take in what was read, advance the batch, and add to the result."""
-
-
-class _CallingThread:
-    """OpenMP keeps the thread count per calling thread: it is set where the steps run.
-
-    Args:
-        threads: compute threads.
-    """
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._known: int | None = None
-
-    def prepare(self) -> None:
-        """Make this thread compute with the wanted number of threads."""
-        thread = threading.get_ident()
-        if thread != self._known:
-            torch.set_num_threads(self._threads)
-            self._known = thread

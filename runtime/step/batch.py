@@ -148,7 +148,50 @@ class PersistentBatch:
         scheduled = plan.num_scheduled_tokens
         rows = np.array([self.row_of[request_id] for request_id in request_ids])
         counts = np.array([scheduled[request_id] for request_id in request_ids], np.int64)
-        return self._gather(request_ids, rows, counts)
+        query_start = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(counts, out=query_start[1:])
+        computed = self._num_computed_tokens[rows]
+        seq_lens = computed + counts.astype(np.int32)
+        token_rows = np.repeat(rows, counts)  # [T]
+        positions = np.arange(query_start[-1], dtype=np.int64)
+        positions += np.repeat(computed - query_start[:-1], counts)
+        is_sampled = seq_lens == self._num_tokens[rows]
+        sampled_rows = rows[is_sampled]
+        if self._outputs_of == "all":
+            logits_index = np.arange(len(positions))
+        elif self._outputs_of == "cls":
+            logits_index = query_start[:-1][is_sampled].astype(np.int64)
+        else:
+            logits_index = query_start[1:][is_sampled].astype(np.int64) - 1
+        prompt_rows: tuple[PromptRows, ...] = ()
+        if self._prompt_logprobs:
+            prompt_rows, extra = self._prompt_rows(rows, query_start, len(logits_index))
+            logits_index = np.concatenate([logits_index, *extra])
+        token_types = None
+        if self._token_types is not None:
+            types = self._token_types[token_rows, positions]
+            token_types = torch.from_numpy(types.astype(np.int64))
+        blocks, offsets = np.divmod(positions, self.block_size)
+        slots = self._block_tables[:, token_rows, blocks].astype(np.int64, order="C")  # [G, T]
+        slots *= self.block_size
+        slots += offsets
+        num_columns = -(-int(seq_lens.max()) // self.block_size)
+        tables = self._block_tables[:, rows, :num_columns].copy()  # contiguous
+        inputs = StepInputs(
+            ids=torch.from_numpy(self._token_ids[token_rows, positions].astype(np.int64)),
+            positions=torch.from_numpy(positions),
+            logits_index=torch.from_numpy(logits_index),
+            attention=AttentionMetadata(
+                query_start=torch.from_numpy(query_start),
+                seq_lens=torch.from_numpy(seq_lens),
+                block_tables=torch.from_numpy(tables).unbind(),
+                slot_mappings=torch.from_numpy(slots).unbind(),
+            ),
+            state_slots=torch.from_numpy(self._state_slots[rows]),
+            token_types=token_types,
+        )
+        sampled_ids = [self._ids[row] for row in sampled_rows.tolist()]
+        return StepBatch(inputs, request_ids, rows, sampled_ids, sampled_rows, prompt_rows)
 
     def sampling(self, step: StepBatch, part: slice) -> SamplingInputs:
         """What a part of the step's S rows asks of the sampler."""
@@ -242,52 +285,6 @@ class PersistentBatch:
         self.failures.each([(last_id, last)], lambda source: self._sampling.move(source, row))
 
     # ---- steps ----
-
-    def _gather(self, request_ids: list[str], rows: IntArray, counts: IntArray) -> StepBatch:
-        query_start = np.zeros(len(rows) + 1, np.int32)
-        np.cumsum(counts, out=query_start[1:])
-        computed = self._num_computed_tokens[rows]
-        seq_lens = computed + counts.astype(np.int32)
-        token_rows = np.repeat(rows, counts)  # [T]
-        positions = np.arange(query_start[-1], dtype=np.int64)
-        positions += np.repeat(computed - query_start[:-1], counts)
-        is_sampled = seq_lens == self._num_tokens[rows]
-        sampled_rows = rows[is_sampled]
-        if self._outputs_of == "all":
-            logits_index = np.arange(len(positions))
-        elif self._outputs_of == "cls":
-            logits_index = query_start[:-1][is_sampled].astype(np.int64)
-        else:
-            logits_index = query_start[1:][is_sampled].astype(np.int64) - 1
-        prompt_rows: tuple[PromptRows, ...] = ()
-        if self._prompt_logprobs:
-            prompt_rows, extra = self._prompt_rows(rows, query_start, len(logits_index))
-            logits_index = np.concatenate([logits_index, *extra])
-        token_types = None
-        if self._token_types is not None:
-            types = self._token_types[token_rows, positions]
-            token_types = torch.from_numpy(types.astype(np.int64))
-        blocks, offsets = np.divmod(positions, self.block_size)
-        slots = self._block_tables[:, token_rows, blocks].astype(np.int64, order="C")  # [G, T]
-        slots *= self.block_size
-        slots += offsets
-        num_columns = -(-int(seq_lens.max()) // self.block_size)
-        tables = self._block_tables[:, rows, :num_columns].copy()  # contiguous
-        inputs = StepInputs(
-            ids=torch.from_numpy(self._token_ids[token_rows, positions].astype(np.int64)),
-            positions=torch.from_numpy(positions),
-            logits_index=torch.from_numpy(logits_index),
-            attention=AttentionMetadata(
-                query_start=torch.from_numpy(query_start),
-                seq_lens=torch.from_numpy(seq_lens),
-                block_tables=torch.from_numpy(tables).unbind(),
-                slot_mappings=torch.from_numpy(slots).unbind(),
-            ),
-            state_slots=torch.from_numpy(self._state_slots[rows]),
-            token_types=token_types,
-        )
-        sampled_ids = [self._ids[row] for row in sampled_rows.tolist()]
-        return StepBatch(inputs, request_ids, rows, sampled_ids, sampled_rows, prompt_rows)
 
     def _prompt_rows(
         self, rows: IntArray, query_start: IntArray, first: int

@@ -21,7 +21,6 @@ from girih.graph.execute.static_step import StaticSteps
 from girih.graph.execute.step_inputs import StepInputs
 from girih.runtime.records.config import RuntimeConfig, SchedulerConfig
 from girih.runtime.step.buckets import (
-    Dispatch,
     Dispatcher,
     Mode,
     ReplayCounts,
@@ -97,7 +96,12 @@ class ReplayManager:
         self.executable.begin_step(step)
         taken = self._dispatcher.choose(tokens, step.num_requests, step.logits_index.shape[0])
         is_new = taken.descriptor is not None and taken.descriptor not in self._replays
-        logits = self._run(taken, step)
+        if taken.descriptor is None:
+            logits = self.executable.compute(step)
+        else:
+            if is_new:
+                self._replays[taken.descriptor] = self._capture.capture(taken.descriptor)
+            logits = self._replays[taken.descriptor].run(step)
         self._counts.note(taken, tokens, is_new)
         self.explanation = taken.as_text(tokens)
         return logits
@@ -111,15 +115,6 @@ class ReplayManager:
         if self._replays:
             self._replays.clear()
             self._capture.forget()
-
-    def _run(self, taken: Dispatch, step: StepInputs) -> torch.Tensor:
-        shape = taken.descriptor
-        if shape is None:
-            return self.executable.compute(step)
-        replay = self._replays.get(shape)
-        if replay is None:
-            replay = self._replays[shape] = self._capture.capture(shape)
-        return replay.run(step)
 
 
 def manage_replays(
