@@ -137,7 +137,7 @@ def settings_gathered(core, patch):
 
 
 def inputs_made(core, patch):
-    when_culprit(lambda step: max(step.request_ids), core.runner, "inputs", patch)
+    when_culprit(lambda plan, request_ids: max(request_ids), core.runner.batch, "gather", patch)
 
 
 def model(core, patch):
