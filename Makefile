@@ -5,12 +5,15 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 ARGS   ?=
+# A test that hangs where no signal reaches it ends its worker; pytest then names the test.
+PARALLEL := -n auto --dist worksteal -o faulthandler_timeout=660 -o faulthandler_exit_on_timeout=true
+FAST   := "not slow and not gpu and not network and not real_model"
 
 .PHONY: help serve test test-slow archs check format soak bench clean
 
 help:
 	@echo "make serve      install, fetch SmolLM2, compile it, serve it on :8000   (ARGS='port=9000 model=DIR')"
-	@echo "make test       install and run the test suite                          (ARGS='-k scheduler')"
+	@echo "make test       install and run the test suite, a worker per core       (ARGS='-k scheduler')"
 	@echo "make test-slow  the tests marked slow, network and real_model"
 	@echo "make archs      every model family against transformers: graph/ARCHITECTURES.md  (ARCHS_COMPILE=1: compiled)"
 	@echo "make check      lint, format and types"
@@ -32,7 +35,7 @@ serve: $(READY)
 	$(BIN)/girih serve $(ARGS)
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow and not gpu and not network and not real_model" $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m $(FAST) $(ARGS)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m "slow or network or real_model" $(ARGS)

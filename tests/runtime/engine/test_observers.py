@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 
 import msgspec
 import pytest
@@ -158,16 +159,30 @@ def test_the_step_trace_is_a_chrome_trace(new_core, tmp_path, is_async):
     assert by_step[0]["schedule"]["args"]["new"] == ["a", "b"]
 
 
-def test_the_status_line_tells_rates_and_is_silent_when_idle(new_core, caplog):
+def test_the_status_line_tells_rates_and_is_silent_when_idle(new_core, caplog, monkeypatch):
+    """A clock of its own: every step takes a quarter of a second."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    class QuarterSteps(FakeRunner):
+        def execute(self, plan):
+            now[0] += 0.25
+            return super().execute(plan)
+
     caplog.set_level(logging.INFO, "girih.engine")
-    core = new_core(runner=FakeRunner(16, step_seconds=0.01))
-    core.observers.append(StatusLine(core, 0.05))
+    core = new_core(runner=QuarterSteps(16))
+    core.observers.append(StatusLine(core, 1.0))
     core.add_request(make_request("a", 20, max_tokens=20))
     run_to_end(core)
     lines = [record.getMessage() for record in caplog.records]
-    assert 2 <= len(lines) <= 5
-    assert "running 1, waiting 0" in lines[0]
-    assert "output" in lines[0] and "preemptions 0" in lines[0]
+    assert len(lines) == 5  # 20 steps
+    assert "running 1, waiting 0, prompt 20 tok/s, output 4 tok/s" in lines[0]
+    assert "prompt 0 tok/s, output 4 tok/s" in lines[1] and "preemptions 0" in lines[1]
+    now[0] += 100.0
+    core.step()
+    core.add_request(make_request("b", 20, max_tokens=3))  # too short for a line
+    run_to_end(core)
+    assert len(caplog.records) == 5
 
 
 def test_the_status_line_tells_which_steps_were_captured(new_core):
