@@ -11,11 +11,11 @@ _ENDINGS = "py|cpp|h|js|html|css|yaml|yml|md|json|png"
 _NAME = re.compile(rf"[\w.-]+(?:/[\w.-]+)*\.(?:{_ENDINGS})")
 _FOLDER = re.compile(r"[\w.-]+(?:/[\w.-]+)*/")
 _LINK = re.compile(r"\]\(([^)#:]+)\)")
-_PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b(?!\.md)|^X|\.\.\.")
+_PLACEHOLDER = re.compile(r"NAME|VERB|PART|FAMILY|KEY|URL|O4")
 # Files that users or girih write, and those of a model's directory.
 _ELSEWHERE = re.compile(
     r"(generation_config|tokenizer_config|tokenizer|config|key|page|cost|trace|records|vocab"
-    r"|openapi)\.(json|html)|.*\.index\.json"
+    r"|openapi)\.(json|html)|additional_chat_templates/"
 )
 
 

@@ -139,7 +139,7 @@ FOLLOWED = (
 
 @pytest.mark.parametrize("phases", [ALL, FOLLOWED], ids=["all routes", "links"])
 def test_generated_requests_break_nothing(server, tmp_path, phases):
-    """Short runs of schemathesis; what a long one is called with is in serve/api/README.md."""
+    """Short runs of schemathesis; what a long one is called with is in serve/http/README.md."""
     command = [
         str(Path(sys.executable).with_name("schemathesis")),
         *("run", f"{server.url}/openapi.json", *phases),
