@@ -9,11 +9,10 @@ Text values are taken literally, so that `prompt="a, b = ${c}"` needs no second 
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import typing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
@@ -22,12 +21,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from girih.conf import schema
-from girih.conf.files import group_options
+from girih.conf.files import group_options, require_option
 from girih.kernels.base.errors import ConfigError
-from girih.kernels.base.names import did_you_mean, nearest
+from girih.kernels.base.names import nearest
+from girih.kernels.base.records import to_record
 from girih.runtime.records.config import EngineConfig
 
-T = TypeVar("T")
 Texts = dict[str, str | list[str] | None]
 
 
@@ -55,22 +54,7 @@ def compose_config(verb: str, words: list[str]) -> dict[str, Any]:
 
 def to_engine_config(config: dict[str, Any]) -> EngineConfig:
     """Return the frozen record the runtime is built from."""
-    return EngineConfig(
-        **{name: to_record(schema.SECTIONS[name], config[name]) for name in schema.ENGINE_SECTIONS}
-    )
-
-
-def to_record(record: type[T], values: dict[str, Any]) -> T:
-    """Build dataclass `record` from a plain dict (nested records and tuples included)."""
-    hints = typing.get_type_hints(record)
-    ready: dict[str, Any] = {}
-    for name, value in values.items():
-        kind = hints[name]
-        if dataclasses.is_dataclass(kind):
-            ready[name] = to_record(typing.cast("type[Any]", kind), value)
-        else:
-            ready[name] = tuple(value) if isinstance(value, list) else value
-    return record(**ready)
+    return to_record(EngineConfig, {name: config[name] for name in schema.ENGINE_SECTIONS})
 
 
 def unknown_key_message(key: str, known: typing.Iterable[str]) -> str:
@@ -127,16 +111,12 @@ def _split_words(
 
 def _choose_option(group: str, value: str, texts: Texts) -> list[str]:
     options = group_options(group)
-    if value in options and value != "custom":
-        return [f"{group}={value}"]
-    cutoff = 0.6 if group == "model" else 0.4
-    if group == "model" and _is_source(value, nearest(value, options, cutoff)):
+    is_option = value in options and value != "custom"
+    if group == "model" and not is_option and _is_source(value, nearest(value, options)):
         texts["model.source"] = value
         return ["model=custom"]
-    hint = did_you_mean(value, options, cutoff)
-    more = ", or a directory, a .gguf file or a hub id" if group == "model" else ""
-    names = ", ".join(name for name in options if name != "custom")
-    raise ConfigError(f"unknown option {group}='{value}'; {hint}Allowed: {names}{more}")
+    require_option(group, value)
+    return [f"{group}={value}"]
 
 
 def _is_source(value: str, close: str | None) -> bool:

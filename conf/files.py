@@ -14,7 +14,9 @@ import yaml
 
 from girih.conf import schema
 from girih.kernels.base.errors import ConfigError
-from girih.passes.options import OptConfig, PassesConfig, PassOptions
+from girih.kernels.base.names import did_you_mean
+from girih.kernels.base.records import to_record
+from girih.passes.options import OptConfig
 
 
 def group_options(group: str) -> list[str]:
@@ -33,12 +35,22 @@ def load_opt_level(name: str) -> OptConfig:
     Raises:
         ConfigError: no such level.
     """
-    names = group_options("opt")
-    if name not in names:
-        raise ConfigError(f"unknown optimisation level opt={name!r}; allowed: {', '.join(names)}")
-    values = read_option("opt", name)
-    passes = {key: PassOptions(**options) for key, options in values.pop("passes", {}).items()}
-    return OptConfig(**values, passes=PassesConfig(**passes))
+    require_option("opt", name)
+    return to_record(OptConfig, read_option("opt", name), "opt")
+
+
+def require_option(group: str, value: str) -> None:
+    """Check that a group has an option, of those that are chosen by name.
+
+    Raises:
+        ConfigError: it has not; names the nearest one.
+    """
+    names = [name for name in group_options(group) if name != "custom"]
+    if value in names:
+        return
+    hint = did_you_mean(str(value), names, cutoff=0.6 if group == "model" else 0.4)
+    more = ", or a directory, a .gguf file or a hub id" if group == "model" else ""
+    raise ConfigError(f"unknown option {group}={value!r}; {hint}Allowed: {', '.join(names)}{more}")
 
 
 def default_settings(verb: str) -> dict[str, Any]:

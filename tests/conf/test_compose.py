@@ -4,9 +4,10 @@ import itertools
 import pytest
 
 from girih.conf import schema
-from girih.conf.compose import compose_config, to_engine_config, to_record
+from girih.conf.compose import compose_config, to_engine_config
 from girih.conf.files import default_settings, group_options, load_opt_level, read_option
 from girih.kernels.base.errors import ConfigError
+from girih.kernels.base.records import to_record
 from girih.passes.options import PASS_NAMES
 from girih.runtime.records.config import EngineConfig
 from girih.serve.config import SamplingConfig, ServeConfig

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from girih.conf.compose import compose_config, to_record
+from girih.conf.compose import compose_config
 from girih.kernels.base.errors import ConfigError
+from girih.kernels.base.records import to_record
 from girih.runtime.inspect.machine_load import OtherWork
 from girih.runtime.records.sampling_params import SamplingParams
 from girih.serve.cli.preflight import engine_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from girih.conf.compose import compose_config, to_record
+from girih.conf.compose import compose_config
+from girih.kernels.base.records import to_record
 from girih.serve.bench.config import (
     DatasetConfig,
     EndpointConfig,

@@ -6,8 +6,9 @@ import sys
 from contextlib import closing
 from typing import Any
 
-from girih.conf.compose import compose_config, to_record
+from girih.conf.compose import compose_config
 from girih.kernels.base.errors import RequestError
+from girih.kernels.base.records import to_record
 from girih.serve.chat.backends import ChatBackend, LocalBackend, RemoteBackend
 from girih.serve.chat.conversation import Conversation
 from girih.serve.chat.session import ChatSession

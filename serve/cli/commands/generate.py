@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from girih.conf.compose import compose_config, to_record
+from girih.conf.compose import compose_config
 from girih.kernels.base.errors import ConfigError, RequestError
+from girih.kernels.base.records import to_record
 from girih.runtime.records.sampling_params import SamplingParams
 from girih.serve.cli.preflight import engine_of
 from girih.serve.cli.verbs import Options

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from girih.conf.compose import compose_config, to_record
+from girih.conf.compose import compose_config
 from girih.conf.files import group_options, load_opt_level
+from girih.kernels.base.records import to_record
 from girih.passes.options import OptConfig
 from girih.passes.pipeline import FACTS
 from girih.serve.cli.verbs import Options

@@ -11,8 +11,9 @@ from typing import Any
 import httpx
 from rich.progress import Progress as Bar
 
-from girih.conf.compose import compose_config, to_record
+from girih.conf.compose import compose_config
 from girih.kernels.base.errors import ConfigError
+from girih.kernels.base.records import to_record
 from girih.serve.cli.preflight import engine_of
 from girih.serve.cli.verbs import Options
 from girih.serve.config import SamplingConfig

@@ -10,7 +10,8 @@ def run(words: list[str], options: Options) -> int:
     """Serve until a signal."""
     with core_ahead() as ahead:
         # Imported beside the core's imports; Hydra alone takes half a second.
-        from girih.conf.compose import compose_config, to_record
+        from girih.conf.compose import compose_config
+        from girih.kernels.base.records import to_record
         from girih.serve.cli.preflight import engine_of
         from girih.serve.config import SamplingConfig, ServeConfig
         from girih.serve.http.launch import launch

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from girih.conf.compose import compose_config, to_record
+from girih.conf.compose import compose_config
 from girih.kernels.base.errors import ConfigError
+from girih.kernels.base.records import to_record
 from girih.runtime.records.config import CacheConfig, SchedulerConfig
 from girih.serve.bench.config import DatasetConfig, LoadConfig, ReportConfig, SloConfig
 from girih.serve.bench.records import RequestRecord

@@ -82,7 +82,7 @@ def test_every_offered_key_composes():
 
 def test_what_is_offered_is_what_the_settings_take():
     from girih.conf import schema
-    from girih.conf.compose import to_record
+    from girih.kernels.base.records import to_record
 
     for verb in schema.VERBS:
         for key, allowed in schema.choices(verb).items():
