@@ -81,7 +81,10 @@ def test_the_proof_is_the_check_when_none_is_named(girih, model):
     ("words", "told"),
     [
         (("run", "opt.passes.pack_linear=true"), "did you mean 'opt.passes.pack_linears'"),
-        (("run", "opt.stop_after=merge"), "opt.stop_after is 'merge', no pass"),
+        (
+            ("run", "opt.stop_after=merge"),
+            "opt.stop_after is 'merge'; it must be one of canonicalize",
+        ),
         (("run", "graph=nothing.json"), "there is no such file"),
         (("run", f"graph={__file__}"), "is not a dumped graph"),
         (("diff", "before=O1"), "name both sides"),
