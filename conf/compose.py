@@ -61,6 +61,9 @@ def unknown_key_message(key: str, known: typing.Iterable[str]) -> str:
     """Say that `key` is unknown and name the nearest known one."""
     known = list(known)
     parent, _, leaf = key.rpartition(".")
+    ends = [name for name in known if name.rpartition(".")[2] == key]
+    if len(ends) == 1:
+        return f"unknown key '{key}'; did you mean '{ends[0]}'?"
     siblings = [name for name in known if name.rpartition(".")[0] == parent]
     hit = nearest(leaf, [name.rpartition(".")[2] for name in siblings])
     suggestion = f"{parent}.{hit}" if hit and parent else hit
@@ -149,7 +152,10 @@ def _assign(config: dict[str, Any], key: str, value: Any) -> None:
 def _explain(error: Exception) -> str:
     """Turn Hydra's message into one line that names the key and what it takes."""
     if isinstance(error, OverrideParseException):
-        return f"cannot read '{error.override}': {str(error).splitlines()[0]}"
+        return (
+            f"cannot read '{error.override}'; a list is written [a,b], and the shell wants quotes "
+            "around it: 'key=[a,b]'"
+        )
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__

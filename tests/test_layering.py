@@ -117,7 +117,7 @@ ARROWS = {
     "serve.twin": "kernels.kv runtime.client runtime.engine runtime.observe runtime.records "
     "runtime.schedule serve.bench",
     "conf": "passes runtime.records serve serve.bench serve.twin",
-    "serve.cli": "conf graph.bundle graph.files runtime.records",
+    "serve.cli": "conf graph.bundle graph.files runtime.records serve.text",
     "serve.http": "graph.files runtime.client runtime.records serve serve.engine serve.http.admin "
     "serve.http.anthropic serve.http.base serve.http.generation serve.http.openai "
     "serve.http.pooling serve.http.responses serve.text serve.web",

@@ -22,7 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from girih.graph.files.fetch import CONVERSION, builtin_names, fetch_model, make_directory
+from girih.graph.files.fetch import (
+    CONVERSION,
+    builtin_names,
+    builtin_path,
+    fetch_model,
+    make_directory,
+)
 from girih.graph.files.gguf_file import GgufHeader, read_gguf_header
 from girih.graph.files.gguf_names import family_of
 from girih.graph.files.safetensors_file import read_header
@@ -82,18 +88,23 @@ def resolve_source(source: str, progress: Progress = no_progress) -> ModelFiles:
     return resolve_directory(path) if path.is_dir() else _resolve_file(path, progress)
 
 
-def check_source(source: str) -> None:
+def check_source(source: str) -> bool:
     """Refuse what cannot be a model, as far as this machine tells, and without much work.
+
+    Returns:
+        Whether its directory is here, so that `resolve_source` only looks at it.
 
     Raises:
         SourceError, WeightError: as `resolve_source`; nothing is fetched or converted.
     """
     source = _text(source)
-    path = None if source in builtin_names() else _local_path(source)
-    if path is not None and path.is_dir():
-        resolve_directory(path)
-    elif path is not None:
+    path = builtin_path(source) if source in builtin_names() else _local_path(source)
+    if path is not None and path.is_file():
         _gguf_header(path)
+    is_here = path is not None and path.is_dir()
+    if is_here:
+        resolve_source(source)
+    return is_here
 
 
 def _text(source: Any) -> str:

@@ -70,6 +70,8 @@ class TargetConfig:
 
     def __post_init__(self) -> None:
         check_choices("target", self)
+        if self.threads < 0:
+            raise ConfigError(f"target.threads is {self.threads}; it must be 0 (automatic) or more")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from girih.kernels.base.choices import check_choices, one_of, require
+from girih.serve.address import server_root
 
 APIS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 KINDS = ("random", "sharegpt", "trace")
@@ -40,18 +41,13 @@ class EndpointConfig:
 
     def __post_init__(self) -> None:
         check_choices("endpoint", self)
-        require(
-            self.base_url.startswith(("http://", "https://")),
-            "endpoint.base_url",
-            self.base_url,
-            "an http:// or https:// address",
-        )
+        server_root("endpoint.base_url", self.base_url)
         self.extra_fields()
 
     @property
     def root(self) -> str:
         """The address without a trailing slash or /v1."""
-        return self.base_url.rstrip("/").removesuffix("/v1")
+        return server_root("endpoint.base_url", self.base_url)
 
     def extra_fields(self) -> dict[str, Any]:
         """Return `extra_body` as a dict."""

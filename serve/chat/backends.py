@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import httpx
 
 from girih.kernels.base.errors import EngineError, RequestError
+from girih.serve.address import server_root
 from girih.serve.chat.conversation import Message
 from girih.serve.chat.settings import Settings
 from girih.serve.sse import sse_events, sse_lines
@@ -105,6 +106,7 @@ class RemoteBackend:
         api_key: shown as a bearer token; None takes $OPENAI_API_KEY when it is set.
 
     Raises:
+        ConfigError: no server can have this address.
         EngineError: the server cannot be reached or does not list its models.
         RequestError: its model does not generate.
     """
@@ -112,7 +114,7 @@ class RemoteBackend:
     may_be_interrupted = True
 
     def __init__(self, url: str, model: str | None = None, api_key: str | None = None) -> None:
-        root = url.rstrip("/").removesuffix("/v1")
+        root = server_root("url", url)
         key = api_key or os.environ.get("OPENAI_API_KEY")
         self._http = httpx.Client(
             base_url=root,

@@ -68,7 +68,7 @@ def family_of(word: str) -> list[Verb]:
 def _unknown(words: list[str]) -> str:
     first = words[0]
     family = family_of(first)
-    meant = _meant(words)
+    meant = None if family and len(words) == 1 else _meant(words)
     if family:
         seen = f", not '{words[1]}'" if len(words) > 1 else ""
         allowed = " or ".join(f"`girih {verb.name}`" for verb in family)
@@ -88,6 +88,8 @@ def _meant(words: list[str]) -> str | None:
         named = MEANT.get(" ".join(words[:count]))
         if named is not None:
             return shlex.join([*named.split(), *words[count:]])
+    if words[0] == "girih":
+        return shlex.join(words[1:])
     if words[0] in group_options("model"):
         return shlex.join(["serve", *words])
     for count in (2, 1):

@@ -12,22 +12,32 @@ from typing import Any
 from girih.conf.compose import to_engine_config
 from girih.graph.bundle.files import require_bundle
 from girih.graph.files.sources import check_source
-from girih.kernels.base.errors import ConfigError
+from girih.graph.files.spec import load_spec
+from girih.kernels.base.errors import ConfigError, RequestError
 from girih.runtime.records.config import EngineConfig
+from girih.serve.text.texts import does_not
 
 
-def engine_of(config: dict[str, Any], writes_bundle: bool = False) -> EngineConfig:
-    """Return the record of an engine whose paths can be what they are meant to be.
+def engine_of(
+    config: dict[str, Any], writes_bundle: bool = False, generates: bool = False
+) -> EngineConfig:
+    """Return the record of an engine whose model and paths can be what they are meant to be.
 
     Args:
         config: composed settings.
         writes_bundle: the bundle is to be made, so it need not be there.
+        generates: the model must.
 
     Raises:
         ConfigError, SourceError, BundleError: they cannot.
+        RequestError: the model embeds or classifies.
     """
     engine = to_engine_config(config)
-    check_source(engine.model.source)
+    model = engine.model
+    if check_source(model.source):
+        spec = load_spec(model.source, model.dtype, task=model.task, pooling=model.pooling)
+        if generates and spec.task != "generate":
+            raise RequestError(does_not(("generate",), spec.task, spec.name))
     settings = engine.compile
     is_needed = settings.bundle_missing == "error" and not writes_bundle
     if settings.bundle and engine.opt.compile and is_needed:

@@ -5,6 +5,7 @@ A word whose meaning is certain becomes a setting; for any other the error has t
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,18 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "c": ("max_model_len",),
     "context_length": ("max_model_len",),
     "ctx_size": ("max_model_len",),
+    "f": ("input",),
     "gpu_memory_utilization": ("cache.memory_fraction",),
+    "i": ("input",),
+    "input_file": ("input",),
     "m": ("model",),
     "max_new_tokens": ("max_tokens",),
     "mem_fraction_static": ("cache.memory_fraction",),
     "model_path": ("model",),
     "n": ("max_tokens",),
     "n_predict": ("max_tokens",),
+    "o": ("output", "out"),
+    "output_file": ("output",),
     "p": ("prompt", "port"),
     "s": ("seed",),
     "served_model_name": ("serve.model_names",),
@@ -41,6 +47,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
 """Names that a setting has elsewhere; the first that the verb takes is meant."""
 
 REPLACED = {
+    "all": "max_gib=0 removes all that no engine uses",
     "data_parallel_size": "serve.api_processes=N answers HTTP in several processes, with one core",
     "enforce_eager": "opt=O0 runs without a compiler",
     "n_gpu_layers": "this version runs on the CPU",
@@ -132,7 +139,7 @@ class _Reading:
             value = self._after_equals() if spaced else following
             shown = "VALUE" if value is None or "=" in value else shlex.quote(value)
             raise ConfigError(f"'{word}' needs a value: write {key}={shown}, without spaces")
-        if "://" in word and self._key("url") == "url":
+        if _is_address(word) and "url" in self._known:
             return f"url={word}"
         positional = schema.VERBS[self._verb].positional
         if positional and self._bare is None and (positional != "model" or _is_model(word)):
@@ -147,24 +154,32 @@ class _Reading:
         return glued or next(iter(behind), None)
 
     def _not_a_setting(self, word: str) -> str:
-        if "prompt" in self._types:
-            return f"'{word}' is not a setting; a text is prompt={shlex.quote(word)}"
+        for key, what in (("prompt", "a text"), ("input", "a file")):
+            if key in self._types:
+                return f"'{word}' is not a setting; {what} is {key}={shlex.quote(word)}"
+        if word.isdigit() and "port" in self._known:
+            return f"'{word}' is not a setting; did you mean port={word}?"
         near = nearest(word, self._known)
         if near is not None:
             return f"'{word}' is not a setting; did you mean {near}=VALUE?"
         if self._bare is not None:
             return f"'{word}' is one word too many after '{self._bare}'; settings are key=value"
-        what = ", and a model is model=NAME" if "model" in self._known else ""
-        return f"'{word}' is not a setting; settings are written key=value{what}"
+        if schema.VERBS[self._verb].positional == "model":
+            names = ", ".join(name for name in group_options("model") if name != "custom")
+            return (
+                f"'{word}' is neither a setting (key=value) nor a model: {names}, a directory, "
+                "a .gguf file or a hub id such as org/name"
+            )
+        return f"'{word}' is not a setting; settings are written key=value"
 
     def _unknown_flag(self, flag: str, name: str) -> str:
         if name in REPLACED:
             return f"{flag} is no setting here: {REPLACED[name]}"
         near = nearest(name, [*self._known, *(k.rpartition(".")[2] for k in self._types)])
-        hint = f"did you mean {self._key(near) or near}=VALUE? " if near else ""
+        hint = f"; did you mean {self._key(near) or near}=VALUE?" if near else ""
         return (
-            f"unknown flag '{flag}'; {hint}Settings are written key=value, `girih {self._verb} "
-            f"--help` lists them; flags are {', '.join(FLAGS)}"
+            f"unknown flag '{flag}'{hint} (`girih {self._verb} --help` lists the settings; flags "
+            f"are {', '.join(FLAGS)})"
         )
 
     def _kind(self, key: str | None) -> Any:
@@ -187,8 +202,12 @@ def _is_model(word: str) -> bool:
     """Whether a word is a model's name, misspelt perhaps, a path or a hub id."""
     if any(letter.isspace() for letter in word):
         return Path(word).is_dir()
-    is_place = "/" in word or word.endswith(".gguf") or Path(word).exists()
+    is_place = "/" in word or word.endswith(".gguf") or Path(word).is_dir()
     return is_place or nearest(word.lower(), group_options("model")) is not None
+
+
+def _is_address(word: str) -> bool:
+    return "://" in word or re.fullmatch(r"[\w.-]+:\d+(/v1)?/?", word) is not None
 
 
 def _is_number(word: str) -> bool:

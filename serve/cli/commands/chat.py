@@ -55,7 +55,7 @@ def _tell_of_continuing(conversation: Conversation, view: View) -> None:
 def _backend(config: dict[str, Any], options: Options) -> ChatBackend:
     if config["url"]:
         return RemoteBackend(config["url"], config["url_model"], config["api_key"])
-    engine_config = engine_of(config)
+    engine_config = engine_of(config, generates=True)
     from girih.serve.offline.llm import LLM
 
     with ProgressDisplay(options.quiet) as progress:

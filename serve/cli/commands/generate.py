@@ -25,7 +25,7 @@ def run(words: list[str], options: Options) -> int:
     """Build the engine, then stream one text, or print several."""
     config = compose_config("generate", words)
     texts = _texts(config)
-    engine_config = engine_of(config)
+    engine_config = engine_of(config, generates=True)
     sampling = to_record(SamplingConfig, config["sampling"])
     _require_sampling(sampling)
     from girih.serve.offline.llm import LLM

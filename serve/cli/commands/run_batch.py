@@ -14,6 +14,7 @@ from rich.progress import Progress as Bar
 from girih.conf.compose import compose_config
 from girih.kernels.base.errors import ConfigError
 from girih.kernels.base.records import to_record
+from girih.serve.address import server_root
 from girih.serve.cli.preflight import engine_of
 from girih.serve.cli.verbs import Options
 from girih.serve.config import SamplingConfig
@@ -47,7 +48,7 @@ def _answer_all(
 ) -> BatchCounts:
     if config["url"]:
         key = config["api_key"] or os.environ.get("OPENAI_API_KEY")
-        url = config["url"].rstrip("/").removesuffix("/v1")
+        url = server_root("url", config["url"])
         return asyncio.run(_run(config, output, total, options, (url, key)))
     engine = engine_of(config)
     sampling = to_record(SamplingConfig, config["sampling"])

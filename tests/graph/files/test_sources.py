@@ -265,6 +265,7 @@ def test_an_address_is_no_model(source, told):
 
 
 def test_looking_at_a_source_fetches_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIRIH_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("girih.graph.files.sources.fetch_model", None)
     monkeypatch.setattr("huggingface_hub.snapshot_download", None)
     for source in ("smollm2", "org/some-model", str(write_model(tmp_path / "m"))):

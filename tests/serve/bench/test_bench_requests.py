@@ -133,7 +133,7 @@ def test_files_that_cannot_be_used(tmp_path):
     ("record", "field", "value"),
     [
         (EndpointConfig, "api", "grpc"),
-        (EndpointConfig, "base_url", "localhost:1"),
+        (EndpointConfig, "base_url", "ftp://localhost:1"),
         (EndpointConfig, "extra_body", "[1]"),
         (EndpointConfig, "extra_body", "{"),
         (DatasetConfig, "kind", "poems"),

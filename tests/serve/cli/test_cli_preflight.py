@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from girih.kernels.base.errors import ConfigError
 from girih.serve.cli.preflight import make_folder, require_readable, require_writable
@@ -27,6 +29,11 @@ WRONG = [
         )
     ),
     ["generate", "prompt=x", "bundle=/none/such"],
+    ["generate", "prompt=x", "model=EMBEDDER"],
+    ["chat", "model=EMBEDDER"],
+    ["chat", "url=/tmp"],
+    ["run-batch", "input=FILE", "output=OUT", "url=ftp://x"],
+    ["bench", "serve", "base_url=../x"],
     ["serve", "runtime.trace=/none/such"],
     ["explain", "explain.html=/none/such"],
     ["explain", "opt.dump=FILE"],
@@ -46,7 +53,10 @@ WRONG = [
 def test_wrong_paths_are_one_line_and_import_no_torch(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
-    places = {"EMPTY": "empty", "FILE": "file", "OUT": "out"}
+    (tmp_path / "embedder").mkdir()
+    (tmp_path / "embedder" / "config.json").write_text('{"architectures": ["BertModel"]}')
+    save_file({"w": np.zeros(1)}, tmp_path / "embedder" / "model.safetensors")
+    places = {"EMPTY": "empty", "FILE": "file", "OUT": "out", "EMBEDDER": "embedder"}
     commands = [
         [
             "=".join(str(tmp_path / places[v]) if v in places else v for v in word.split("="))
