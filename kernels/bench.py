@@ -36,7 +36,7 @@ BEST = False
 
 @dataclass(frozen=True)
 class Peaks:
-    """What the machine does at most: operations of products and bytes read, per second."""
+    """The machine's peaks: operations of products and bytes read, per second."""
 
     gflops: float
     gbytes: float

@@ -1,4 +1,4 @@
-"""What every pass is held to, whatever it does: a sound graph, true shapes, an honest count."""
+"""Checks of every pass: a sound graph, true shapes, an honest count."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from girih.passes.infer import infer_value, value_layout
 
 
 class GraphState:
-    """How a graph stood before a pass: which nodes there were, on which operands.
+    """The state of a graph before a pass: its nodes and their operands.
 
     Operand tuples and values are replaced, never altered, so identity tells a change.
     """

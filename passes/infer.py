@@ -24,7 +24,7 @@ _known: WeakKeyDictionary[FakeTensorMode, dict[Hashable, Any]] = WeakKeyDictiona
 
 
 def infer_value(node: fx.Node) -> Any:
-    """What a call gives, as fake tensors or sizes, from the values of its operands."""
+    """Infer the result of a call, as fake tensors or sizes, from the values of its operands."""
     assert callable(node.target), "only calls have a value to infer"
     args = fx.node.map_arg(node.args, lambda n: n.meta["val"])
     kwargs = fx.node.map_arg(node.kwargs, lambda n: n.meta["val"])
@@ -76,6 +76,6 @@ def _flat(value: Any) -> list[Any]:
 
 
 def _makes_sizes(target: Any) -> bool:
-    """Whether a result has sizes that no operand has, new ones in each call."""
+    """Return whether a result has sizes that no operand has, new ones in each call."""
     tags = getattr(target, "tags", ())
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags

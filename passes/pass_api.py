@@ -1,4 +1,4 @@
-"""What a pass is: a function over a graph, with its facts declared beside it.
+"""The interface of a pass: a function over a graph, with its facts declared beside it.
 
     @register_pass(expects=lambda graph, target: None)
     def drop_noise(graph: fx.Graph, ctx: PassContext) -> int: ...   # number of rewrites
@@ -25,7 +25,7 @@ from girih.passes.infer import empty_value, infer_value, value_layout
 
 @dataclass
 class PassContext:
-    """What a pass may read and write beside the graph.
+    """The context that a pass may read and write beside the graph.
 
     Attributes:
         target: what the program is compiled for.

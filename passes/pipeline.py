@@ -25,7 +25,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class PassFacts:
-    """What people are told of a pass.
+    """The description of a pass, for people.
 
     Attributes:
         name: of the function, its module and its switch, `opt.passes.NAME`.

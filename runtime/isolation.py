@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def describe(error: BaseException) -> str:
-    """What clients are told of an error; text that can be sent whatever stands in it."""
+    """Describe an error for clients, as text that can always be encoded."""
     text = str(error) if isinstance(error, GirihError) else f"{type(error).__name__}: {error}"
     return text.encode(errors="backslashreplace").decode()
 
@@ -67,7 +67,7 @@ class RowFailures:
         return {i: describe(self._errors[i]) for i in request_ids if i in self._errors}
 
     def cause(self, request_id: str) -> Exception:
-        """What a request that has failed raised."""
+        """Return the exception of a request that has failed."""
         return self._errors[request_id]
 
     def each(self, items: Iterable[tuple[str, T]], work: Callable[[T], object]) -> None:

@@ -1,4 +1,4 @@
-"""What the front end is told, as frozen records (no torch, no Hydra, no FastAPI)."""
+"""The front end's settings, as frozen records (no torch, no Hydra, no FastAPI)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SamplingConfig:
 
 @dataclass
 class MetricsConfig:
-    """How /metrics shows the engine's metrics.
+    """Settings of /metrics.
 
     Attributes:
         prefix: in front of every name, instead of "girih:" (e.g. "vllm:" for its dashboards).
@@ -172,7 +172,7 @@ class ServeConfig:
 
 @dataclass(frozen=True)
 class ExplainConfig:
-    """What `girih explain` writes.
+    """Output of `girih explain`.
 
     Attributes:
         html: file for a page with passes, program map and tile costs; null prints text.
@@ -183,7 +183,7 @@ class ExplainConfig:
 
 @dataclass(frozen=True)
 class CheckConfig:
-    """What `girih check` compares.
+    """Settings of the comparison by `girih check`.
 
     Attributes:
         layers: how many of the model's layers; null takes all.

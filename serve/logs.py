@@ -19,7 +19,7 @@ request_id: contextvars.ContextVar[str | None] = contextvars.ContextVar("request
 
 @dataclass(frozen=True)
 class LogSettings:
-    """How to log; may be handed to other processes.
+    """Settings of logging; may be handed to other processes.
 
     Attributes:
         level: the least important level to show, e.g. "INFO".

@@ -67,7 +67,7 @@ async def sse_lines_async(chunks: AsyncIterable[str]) -> AsyncIterator[str]:
 
 
 def _data(line: str) -> str:
-    """What a line carries; empty for comments and other fields."""
+    """Return the data of a line; empty for comments and other fields."""
     return line.removeprefix("data:").strip() if line.startswith("data:") else ""
 
 

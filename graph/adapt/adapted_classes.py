@@ -308,7 +308,7 @@ def _dense_indexer(self: Any, *arguments: Any, **options: Any) -> Any:
 
 
 class _Everything:
-    """What a selection leaves of a mask when it selects every token: the mask."""
+    """A selection of every token: it leaves a mask as it is."""
 
     def __rand__(self, mask: torch.Tensor) -> torch.Tensor:
         return mask

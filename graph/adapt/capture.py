@@ -1,4 +1,4 @@
-"""What stands in for a model's attention, masks, experts and recurrences while it is traced.
+"""Replacements of a model's attention, masks, experts and recurrences while it is traced.
 
 transformers lets an implementation be registered by name for attention, its masks and mixtures of
 experts, and decorates the primitives of recurrent layers with the name of a kernel. Each is given
@@ -46,7 +46,7 @@ class _AllOnes(TorchFunctionMode):
         return result
 
     def knows(self, tensor: Any) -> bool:
-        """Whether a tensor was made as all ones during this trace."""
+        """Return whether a tensor was made as all ones during this trace."""
         return any(tensor is known for known in self._known)
 
 

@@ -1,4 +1,4 @@
-"""What a model asks its attention masks to be, read from the request instead of built.
+"""Reads the attention mask that a model requests, instead of building it.
 
 transformers hands a mask function (a tree of closures) to the registered mask builder. Tracing must
 not build a tokens x tokens tensor, and must not lose what only the mask says (a window, chunks), so
@@ -121,7 +121,7 @@ def _contains(mask: Mask, other: Mask) -> bool:
 
 
 def _always_true(function: Callable[..., Any]) -> bool:
-    """Whether a function is `lambda *args: torch.tensor(True, ...)`."""
+    """Return whether a function is `lambda *args: torch.tensor(True, ...)`."""
     code = function.__code__
     reads = {i.argval for i in dis.get_instructions(code) if i.opname.startswith("LOAD_FAST")}
     return not reads and True in code.co_consts and "tensor" in code.co_names

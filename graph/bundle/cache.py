@@ -138,7 +138,7 @@ def _library_entries(key: BundleKey) -> list[str | None]:
 
 
 def _copied(bundle: Path, path: Path) -> bool:
-    """Whether the library of a bundle could be copied whole."""
+    """Copy the library of a bundle; return whether it could be copied whole."""
     copy = path.with_name(f".{path.name}.copy")
     try:
         expected = json.loads((bundle / MANIFEST).read_text())[LIBRARY]
@@ -177,7 +177,7 @@ def prune(directory: Path, max_bytes: int, keep: Path | None = None) -> list[Cac
 
 
 def is_in_use(bundle: CachedBundle) -> bool:
-    """Whether an engine runs a bundle."""
+    """Return whether an engine runs a bundle."""
     with unused(bundle.path) as free:
         return not free
 
@@ -209,7 +209,7 @@ def _age(directory: Path) -> float:
 
 
 def _remove(path: Path) -> bool:
-    """Whether a bundle could be removed."""
+    """Remove a bundle; return whether it could be removed."""
     with _try_lock(path) as free, unused(path) as is_unused:
         if not (free and is_unused):
             return False
@@ -220,7 +220,7 @@ def _remove(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _try_lock(path: Path) -> Iterator[bool]:
-    """Whether no build of this bundle is going on; held while the caller works."""
+    """Try to take the build lock of a bundle for the `with` block; yield whether it is held."""
     lock = FileLock(path.parent / f".{path.name}.lock")
     try:
         lock.acquire(timeout=0)

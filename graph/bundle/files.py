@@ -34,7 +34,7 @@ _REQUIRED = {"key.json", "program.json", "constants.safetensors", LIBRARY}
 
 @dataclass(frozen=True)
 class BundleKey:
-    """What a bundle depends on, as an ordered list of (name, value)."""
+    """Everything a bundle depends on, as an ordered list of (name, value)."""
 
     entries: tuple[tuple[str, str], ...]
 
@@ -134,7 +134,7 @@ class BundleHold:
 
 @contextlib.contextmanager
 def unused(path: Path) -> Iterator[bool]:
-    """Whether nobody holds a bundle; nobody gets to while the caller works."""
+    """Try to lock a bundle exclusively for the `with` block; yield whether nobody else uses it."""
     file = path / MANIFEST
     try:
         # Network file systems want the right to write for this lock; others do not.

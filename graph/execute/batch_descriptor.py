@@ -31,5 +31,5 @@ class BatchDescriptor:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing of the step runs outside of what was captured."""
+        """True if nothing of the step runs outside of what was captured."""
         return self.requests is not None

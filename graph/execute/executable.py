@@ -41,7 +41,7 @@ from girih.kernels.ops.state import STATE_OPS, StateOp
 
 
 def kv_cache_specs(layout: ProgramLayout, dtype: torch.dtype) -> list[KVCacheSpec]:
-    """What each KV slot of a program keeps in a cache of `dtype`, in slot order."""
+    """Return the spec of each KV slot of a program in a cache of `dtype`, in slot order."""
     return [
         KVCacheSpec(
             spec.num_kv_heads,

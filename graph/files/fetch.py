@@ -58,7 +58,7 @@ class BuiltinModel:
 
     @property
     def key(self) -> str:
-        """What its directory depends on, in eight letters."""
+        """Hash what its directory depends on into eight letters."""
         parts = [self.sha256, self.dtype, CONVERSION, *(str(pair) for pair in self.sampling)]
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:8]
 
@@ -134,7 +134,7 @@ _DIRECTORY_FILES = (".json", ".safetensors", ".txt")
 
 
 def builtin_names() -> list[str]:
-    """What `fetch_model` knows."""
+    """Return the names that `fetch_model` accepts."""
     return [*BUILTIN_MODELS, *BUILTIN_DIRECTORIES]
 
 
@@ -146,7 +146,7 @@ def builtin_path(name: str) -> Path:
 
 
 def download_bytes(name: str) -> int:
-    """How much fetching a built-in model downloads."""
+    """Return the number of bytes that fetching a built-in model downloads."""
     known = BUILTIN_MODELS if name in BUILTIN_MODELS else BUILTIN_DIRECTORIES
     return known[name].num_bytes
 

@@ -206,7 +206,7 @@ def _stop_ids(metadata: dict[str, Any], eos: int | list[int] | None) -> int | li
 
 
 def _rope_scaling(file: GgufFile) -> dict[str, Any] | None:
-    """What the metadata says about rotary scaling, in transformers' words; None for none."""
+    """Return the metadata's rotary scaling in transformers' terms; None for none."""
     metadata = file.header.metadata
     arch = metadata["general.architecture"]
     kind = metadata.get(f"{arch}.rope.scaling.type", "none")

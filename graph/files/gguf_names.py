@@ -1,4 +1,4 @@
-"""How GGUF tensors differ from the Hugging Face ones: names, row order, norm offset.
+"""Differences between GGUF and Hugging Face tensors: names, row order, norm offset.
 
 Owns one table row per GGUF architecture; knows no file and no torch.
 
@@ -39,7 +39,7 @@ _FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 
 @dataclass(frozen=True)
 class GgufFamily:
-    """What sets one architecture's tensors apart.
+    """Differences of one architecture's tensors.
 
     Attributes:
         block: tensor stem inside a block → module path inside a Hugging Face layer.

@@ -1,4 +1,4 @@
-"""What a configuration says of its rotary embedding, read without torch or transformers."""
+"""Reads a configuration's rotary embedding without torch or transformers."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def _local_path(source: str) -> Path | None:
 
 
 def is_hub_id(source: str) -> bool:
-    """Whether a source is written as a model of the hub, and nothing on this machine is."""
+    """Return whether a source is written as a model of the hub, and nothing on this machine is."""
     return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source) is not None and not os.path.exists(source)
 
 
@@ -270,7 +270,7 @@ def resolve_directory(path: Path, name: str | None = None) -> ModelFiles:
 
 
 def _name_of(path: Path) -> str:
-    """What the model in a directory is called.
+    """Return the name of the model in a directory.
 
     The directories of built-in models, and snapshots in a cache of the hub, have names of their
     own; whoever names one of them means the model.

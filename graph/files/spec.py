@@ -109,7 +109,7 @@ class ModelSpec:
 
     @property
     def rotary(self) -> RotaryFacts:
-        """What the configuration says of the rotary embedding."""
+        """The configuration's rotary embedding."""
         return read_rotary(self.text_config)
 
     @property
@@ -130,12 +130,12 @@ class ModelSpec:
 
     @property
     def has_token_types(self) -> bool:
-        """Whether the model tells the two texts of a pair apart by a type given with each token."""
+        """True if the model tells the two texts of a pair apart by a type given with each token."""
         return self.task == "classify" and (self._number("type_vocab_size") or 0) > 1
 
     @property
     def pools_mean(self) -> bool:
-        """Whether the mean of the hidden states is part of the graph."""
+        """True if the mean of the hidden states is part of the graph."""
         return self.pooling is not None and self.pooling.mode == "mean"
 
     @property
@@ -182,12 +182,12 @@ class ModelSpec:
 
     @property
     def has_short_factors(self) -> bool:
-        """Whether "longrope" has its short factors: no longer sequence will be served."""
+        """True if "longrope" has its short factors: no longer sequence will be served."""
         short = self.rotary.short_length
         return short is not None and self.longest is not None and self.longest <= short
 
     def key_entries(self) -> list[tuple[str, str]]:
-        """What of the spec decides the compiled code, as (name, value) pairs."""
+        """Return what of the spec decides the compiled code, as (name, value) pairs."""
         entries = [("dtype", self.dtype)]
         if self.task != "generate":
             entries += [("task", self.task), ("pools_mean", str(self.pools_mean))]

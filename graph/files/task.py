@@ -1,4 +1,4 @@
-"""What a model is for, and how its hidden states become one vector: read from its files.
+"""Reads a model's task and pooling from its files.
 
     generate   the next token, from the logits of the last one
     embed      one vector for a text, from the hidden states of its tokens
@@ -42,7 +42,7 @@ class DenseLayer:
 
 @dataclass(frozen=True)
 class Pooling:
-    """How the hidden states of a text become what is returned.
+    """The steps from the hidden states of a text to the result.
 
     Attributes:
         mode: "last" or "cls": the hidden state of the last or first token; "mean": of all tokens;
@@ -69,7 +69,7 @@ class Pooling:
 
 
 def choose_task(architecture: str, path: Path, wanted: str = "auto") -> str:
-    """What a model is for.
+    """Choose the task of a model.
 
     Args:
         architecture: class name in transformers.
@@ -98,7 +98,7 @@ def choose_task(architecture: str, path: Path, wanted: str = "auto") -> str:
 
 
 def read_pooling(config: Mapping[str, Any], path: Path, task: str, mode: str = "auto") -> Pooling:
-    """How a model pools.
+    """Read the pooling of a model.
 
     Args:
         config: its `config.json`.
@@ -133,7 +133,7 @@ def _pooling_of_head(config: Mapping[str, Any], path: Path) -> Pooling:
 
 
 def _sentence_pooling(path: Path) -> Pooling:
-    """What sentence-transformers wrote: a list of modules, each with a folder."""
+    """Read the pooling from sentence-transformers' files: a list of modules, each with a folder."""
     if not (path / "modules.json").exists():
         return Pooling()
     mode, normalize, layers = "mean", False, []

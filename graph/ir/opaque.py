@@ -17,7 +17,7 @@ _STATE_TARGETS = {getattr(torch.ops.girih, name).default: op for name, op in STA
 
 
 def is_attention(node: fx.Node) -> bool:
-    """Whether a node is an attention call."""
+    """Return whether a node is an attention call."""
     return node.target is ATTENTION
 
 
@@ -27,22 +27,22 @@ def state_op(node: fx.Node) -> StateOp | None:
 
 
 def is_eager(node: fx.Node) -> bool:
-    """Whether a node calls a module that stays eager."""
+    """Return whether a node calls a module that stays eager."""
     return node.target is EAGER
 
 
 def mixes_tokens(node: fx.Node) -> bool:
-    """Whether a node sees more than its own token: attention, or a recurrence."""
+    """Return whether a node sees more than its own token: attention, or a recurrence."""
     return node.target is ATTENTION or node.target in _STATE_TARGETS
 
 
 def is_opaque(node: fx.Node) -> bool:
-    """Whether a node becomes a step of its own."""
+    """Return whether a node becomes a step of its own."""
     return mixes_tokens(node) or is_eager(node)
 
 
 def is_result(node: fx.Node) -> bool:
-    """Whether a node only names one of the results of an eager module."""
+    """Return whether a node only names one of the results of an eager module."""
     return node.target is operator.getitem and is_eager(node.args[0])  # type: ignore[arg-type]
 
 

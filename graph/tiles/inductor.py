@@ -202,7 +202,7 @@ def _lean_headers() -> Iterator[None]:
 
 
 def _is_known(runtime_headers: Path) -> bool:
-    """Whether torch's header is the one that `aoti_include/` was written for."""
+    """Return whether torch's header is the one that `aoti_include/` was written for."""
     header = runtime_headers / "model_base.h"
     text = header.read_text() if header.exists() else ""
     return text.count("std::regex") == 2 and _DEVICE_EXPRESSION in text

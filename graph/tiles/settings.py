@@ -1,4 +1,4 @@
-"""What the compiler is asked for: Inductor's options and the range of T. Needs no torch.
+"""Settings of the compiler: Inductor's options and the range of T. Needs no torch.
 
 Both are part of the bundle key, which is computed without compiling anything.
 """
@@ -25,7 +25,7 @@ _MARCH = {
 
 
 def inductor_options(target: Target) -> dict[str, Any]:
-    """What is asked of Inductor for a target; part of the compile key as a whole."""
+    """Return Inductor's options for a target; part of the compile key as a whole."""
     return {
         "cpp.dynamic_threads": True,
         "cpp.simdlen": _SIMD_BITS[target.isa],

@@ -112,7 +112,7 @@ def _compile(tile: Path, package: Path, target: dict[str, Any]) -> int:
 
 
 def _error_of(package: Path, code: int) -> str | None:
-    """What a process that ended with `code` says of its tile."""
+    """Describe the error of a process that ended with `code`, or return None."""
     if code == 0:
         return None
     told = _error_file(package)

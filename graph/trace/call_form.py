@@ -1,4 +1,4 @@
-"""How a module is called: the structure of its arguments as text, their tensors left open."""
+"""The form of a call of a module: the structure of its arguments as text, tensors left open."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TensorForm:
 
 @dataclass(frozen=True)
 class CallForm:
-    """How a module is called: the structure of its arguments, tensors left open.
+    """The structure of a call's arguments, tensors left open.
 
     Attributes:
         tree: of (positional, named) arguments.
@@ -81,7 +81,7 @@ class CallForm:
 
 
 def form_of(args: Any, kwargs: Any) -> tuple[CallForm, list[torch.Tensor]]:
-    """What a call looks like while tracing, and its tensors."""
+    """Return the form of a call while tracing, and its tensors."""
     leaves, tree = pytree.tree_flatten((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     forms = [_tensor_form(x) if isinstance(x, torch.Tensor) else _plain(x) for x in leaves]

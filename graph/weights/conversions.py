@@ -1,4 +1,4 @@
-"""How checkpoint tensors become the model's tensors: renames, stacked experts, split projections.
+"""Conversions of checkpoint tensors to the model's: renames, stacked experts, split projections.
 
 transformers describes both as transforms of names and tensors. They are read once, while a model is
 traced, and recorded as data: a plain name, or a `Conversion`, which is the small graph of tensor
@@ -78,7 +78,7 @@ class _Group:
 
 
 def model_names(model: Any, names: Iterable[str]) -> dict[str, tuple[str, str | None]]:
-    """What transformers calls checkpoint tensors in a model.
+    """Map checkpoint tensors to their names in transformers' model.
 
     Args:
         model: the model on the meta device.

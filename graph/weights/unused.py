@@ -1,4 +1,4 @@
-"""What a checkpoint holds that the program does not read, and whether that may be so.
+"""Checks the tensors of a checkpoint that the program does not read.
 
 Heads that a task does not need, vision towers, extra prediction layers: all of that may lie unused.
 A bias or a scale of a module that does run may not, nor may an output head of its own where the
@@ -60,7 +60,7 @@ def check_unused(plan: WeightPlan, checkpoint: Checkpoint, spec: ModelSpec) -> l
 
 
 def _is_part(leaf: str) -> bool:
-    """Whether a tensor of that name changes what its module computes."""
+    """Return whether a tensor of that name changes what its module computes."""
     return leaf == "bias" or "scale" in leaf or leaf in ("qzeros", "g_idx", "weight_zero_point")
 
 

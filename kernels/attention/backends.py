@@ -34,7 +34,7 @@ MAX_HEAD_DIM = 512
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """What one attention layer computes, independent of any batch.
+    """The computation of one attention layer, independent of any batch.
 
     Attributes:
         num_heads: query heads H.

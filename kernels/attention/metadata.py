@@ -11,7 +11,7 @@ from girih.kernels.base.errors import ConfigError
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """What every attention of a step reads: R requests, T tokens; host memory on the CPU.
+    """Metadata that every attention of a step reads: R requests, T tokens; host memory on the CPU.
 
     Checked when it is made, once for all layers. The C++ kernel derives its work items (request ×
     kv head × query tile × span of the context) from it in about a microsecond per call.

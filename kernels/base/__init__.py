@@ -1,4 +1,4 @@
-"""What every folder may use: errors, progress events, the cache directory, the target.
+"""Shared by every folder: errors, progress events, the cache directory, the target.
 
 Must not know: anything else of girih.
 """

@@ -32,7 +32,7 @@ def one_of(
 
 
 def choices_of(record: Any) -> dict[str, tuple[str, ...]]:
-    """What each field of a dataclass allows, of those made by `one_of`."""
+    """Return the values that each field made by `one_of` allows."""
     return {
         field.name: field.metadata[CHOICES]()
         for field in dataclasses.fields(record)

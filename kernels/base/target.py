@@ -1,4 +1,4 @@
-"""What code is compiled for: device, CPU instruction set or GPU architecture, threads, compiler.
+"""The compile target: device, CPU instruction set or GPU architecture, threads, compiler.
 
 Owns the list of instruction sets and their compiler flags' names. Knows nothing of models.
 """
@@ -36,7 +36,7 @@ _NEEDS = {
 
 @dataclass(frozen=True)
 class Target:
-    """What to compile for; every field belongs in a compile key.
+    """The target of compilation; every field belongs in a compile key.
 
     Attributes:
         device: "cpu" or "cuda".

@@ -22,7 +22,7 @@ MIN_SAVING = 0.1  # of one request's bytes, else all layers stay in one group
 
 @dataclass(frozen=True)
 class KVCacheSpec:
-    """What one layer keeps of a context.
+    """The KV cache of one layer.
 
     Attributes:
         num_kv_heads: key/value heads.
@@ -65,7 +65,7 @@ class KVCacheGroup:
 
     @property
     def is_full(self) -> bool:
-        """Whether the whole context is kept."""
+        """True if the whole context is kept."""
         return not self.window and not self.chunk
 
     def first_needed(self, position: int) -> int:
@@ -167,7 +167,7 @@ class KVCachePlan:
         return f"kv groups {kinds}{note}\nkv bytes  {held} per token{later}\n"
 
     def as_saving(self, num_tokens: int) -> str:
-        """What groups save for one request of `num_tokens`, for people; "" for one group."""
+        """Describe what groups save for one request of `num_tokens`; "" for one group."""
         single = one_group(self.specs, self.block_size).request_bytes(num_tokens)
         if len(self.groups) < 2:
             return ""

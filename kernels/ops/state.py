@@ -68,7 +68,7 @@ class StateOp:
         return [torch.zeros((*leading, *s), dtype=dtype, device=first.device) for s in shapes]
 
     def is_per_token(self, position: int) -> bool:
-        """Whether the argument at `position` has one row per token."""
+        """Return whether the argument at `position` has one row per token."""
         return self.arguments[position].rstrip("?") in self.per_token
 
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def bundle_key(spec: ModelSpec, opt: OptConfig, target: Target) -> BundleKey:
-    """What the compiled code depends on."""
+    """Return the key of everything that the compiled code depends on."""
     running, target = opt.runs(), tuned(target, opt)
     entries = [
         *((f"model.{name}", value) for name, value in spec.key_entries()),

@@ -103,7 +103,7 @@ _BY_ROW = {
 
 
 def _works_by_row(node: fx.Node) -> bool:
-    """Whether a row of the result needs only the same row of the operands."""
+    """Return whether a row of the result needs only the same row of the operands."""
     if _token_dim(node) is None:
         return False
     if torch.Tag.pointwise in getattr(node.target, "tags", ()):
@@ -122,7 +122,7 @@ def _works_by_row(node: fx.Node) -> bool:
 
 
 def _keeps_rows(view: fx.Node) -> bool:
-    """Whether a view leaves the token dimension whole and where it was."""
+    """Return whether a view leaves the token dimension whole and where it was."""
     names_size = any(isinstance(s, fx.Node) for s in view.args[1])
     return names_size and _rows(view.args[0]) == _rows(view)
 

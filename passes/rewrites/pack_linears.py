@@ -55,7 +55,7 @@ def _is_linear_on(node: fx.Node, weight: fx.Node) -> bool:
 
 
 def _takes_rows(linear: fx.Node) -> bool:
-    """Whether the operand is [T, K], or has only dimensions of size 1 before that."""
+    """Return whether the operand is [T, K], or has only dimensions of size 1 before that."""
     x = linear.args[0].meta["val"]
     return x.ndim >= 2 and all(size == 1 for size in x.shape[:-2])
 

@@ -75,7 +75,7 @@ class CoreClient:
 
     @property
     def facts(self) -> EngineFacts:
-        """What the core says of itself, once it is ready.
+        """The facts that the core reports once it is ready.
 
         Raises:
             GirihError: it could not be built.
@@ -130,7 +130,7 @@ class CoreClient:
         self.transport.wait(timeout)
 
     def seconds_stuck(self) -> float:
-        """How long the core has been busy with one step, or silent."""
+        """Return the seconds the core has been busy with one step, or silent."""
         since = self._heard if self._step_began is None else min(self._heard, self._step_began)
         return time.monotonic() - since
 

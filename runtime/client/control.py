@@ -1,4 +1,4 @@
-"""What can be asked of a core besides requests, by name (the methods of `Call`).
+"""Calls that a core answers besides requests, by name (the methods of `Call`).
 
 Every method takes keyword arguments and returns something msgspec can encode.
 """

@@ -1,4 +1,4 @@
-"""What runs in a core's process: the build, the core's loop, and an end with its front end's.
+"""The main function of a core's process: build, core loop, exit when the front end exits.
 
 The pipe to the front end also ends when that process is killed, so no core outlives its front end.
 What compiles tiles ends with the core (`girih.graph.tiles.worker`).

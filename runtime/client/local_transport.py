@@ -93,7 +93,7 @@ class LocalPort:
 
 
 class _Local:
-    """What both share: no core follows one that ended, and the queue."""
+    """Base of both: the queue, and that no core follows one that ended."""
 
     def __init__(self, build: Build) -> None:
         self._build = build

@@ -72,7 +72,7 @@ class CoreSupervisor:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a core, or another one comes."""
+        """True if there is a core, or another one comes."""
         return self._watcher.is_alive()
 
     @property

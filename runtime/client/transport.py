@@ -1,4 +1,4 @@
-"""What lies between a front end and a core, from both ends. A new way to a core is a new pair.
+"""The interface of transports between front end and core. A new way to a core is a new pair.
 
     front end                                        core
     CoreClient ─ Transport.send ─▶ (commands) ─▶ Port.receive ─ CoreLoop
@@ -19,7 +19,7 @@ from girih.runtime.records.messages import Command, EngineFacts, Message
 
 
 class BuiltEngine(Protocol):
-    """What building an engine returns."""
+    """An engine as its builder returns it."""
 
     @property
     def core(self) -> EngineCore:
@@ -27,7 +27,7 @@ class BuiltEngine(Protocol):
 
     @property
     def facts(self) -> EngineFacts:
-        """What front ends are told of it."""
+        """The facts that front ends receive."""
 
 
 class Build(Protocol):
@@ -87,10 +87,10 @@ class Transport(Protocol):
         """Return once `receive` has something, or after `timeout` seconds."""
 
     def may_come_back(self) -> bool:
-        """Whether another core follows one that ended."""
+        """Return whether another core follows one that ended."""
 
     def is_building(self) -> bool:
-        """Whether a thread of this process builds the engine (it cannot be interrupted)."""
+        """Return whether a thread of this process builds the engine (it cannot be interrupted)."""
 
     def close(self) -> None:
         """Let go of the core, and end it where this object started it; harmless when repeated."""

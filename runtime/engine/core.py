@@ -53,7 +53,7 @@ PLANS_IN_FLIGHT = 2  # with asynchronous scheduling: one that runs, one behind i
 
 
 class CompileState(msgspec.Struct, frozen=True):
-    """How far compiling beside a serving engine is.
+    """Progress of compiling beside a serving engine.
 
     Attributes:
         phase: "compiling", "checking" (the canary runs), "done", or "failed": eager pieces answer
@@ -175,17 +175,17 @@ class EngineCore:
 
     @property
     def is_running(self) -> bool:
-        """Whether plans are in flight."""
+        """True if plans are in flight."""
         return bool(self._planned)
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing is planned until `resume`."""
+        """True if nothing is planned until `resume`."""
         return self._is_paused
 
     @property
     def has_requests(self) -> bool:
-        """Whether any request is unfinished."""
+        """True if any request is unfinished."""
         return self.scheduler.has_work()
 
     def add_request(self, request: EngineRequest) -> None:
@@ -286,11 +286,11 @@ class EngineCore:
         return bool(self._planned)
 
     def has_result(self) -> bool:
-        """Whether `digest` would not wait for the runner's thread."""
+        """Return whether `digest` would not wait for the runner's thread."""
         return self._queue.has_result()
 
     def seconds_in_step(self) -> float:
-        """How long the running step has taken so far; 0 when none is planned."""
+        """Return the seconds of the running step so far; 0 when none is planned."""
         return time.monotonic() - self._oldest_since if self._planned else 0.0
 
     def on_result(self, callback: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""What keeps a core from taking requests for a while: sleep, wake, new weights.
+"""Operations during which a core takes no requests: sleep, wake, new weights.
 
     sleep, reload_weights ─▶ is anything unfinished? ─ no ──────────────▶ done at once
                                     │ mode=refuse: BusyError
@@ -30,7 +30,7 @@ LEVELS = (1, 2)
 
 
 class OperationState(msgspec.Struct, frozen=True):
-    """What an operator asked of a core.
+    """The operation that an operator requested.
 
     Attributes:
         sleep_level: 0 awake; 1 without weights and KV; 2 without compiled code too.
@@ -58,13 +58,13 @@ class Operations:
 
     @property
     def state(self) -> OperationState:
-        """How things stand."""
+        """The current state."""
         pending = self._pending[0] if self._pending is not None else None
         return OperationState(self._level, pending, self._error)
 
     @property
     def is_pending(self) -> bool:
-        """Whether something will be done when the last request ended."""
+        """True if something will be done when the last request ended."""
         return self._pending is not None
 
     def check_open(self) -> None:

@@ -48,7 +48,7 @@ class PlanQueue(Protocol):
         ...
 
     def has_result(self) -> bool:
-        """Whether `wait` would return without waiting for another thread."""
+        """Return whether `wait` would return without waiting for another thread."""
         ...
 
     def wait(self) -> Finished:

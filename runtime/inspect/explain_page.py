@@ -13,7 +13,7 @@ from girih.runtime.inspect.tile_stats import TileCost
 
 @dataclass(frozen=True)
 class Measured:
-    """What tiles cost, and how that was measured.
+    """Costs of tiles, and how they were measured.
 
     Attributes:
         costs: per tile, one per number of tokens.
@@ -30,7 +30,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class PageData:
-    """What the page shows.
+    """The data of the page.
 
     Attributes:
         title: model, level and target.

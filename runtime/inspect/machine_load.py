@@ -1,4 +1,4 @@
-"""How much other processes use this machine while something is measured."""
+"""Measures the load that other processes put on this machine."""
 
 from __future__ import annotations
 

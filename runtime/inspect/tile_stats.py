@@ -1,4 +1,4 @@
-"""What a tile costs: bytes it must move and operations it must do, and the time it takes."""
+"""Costs of a tile: bytes it must move, operations it must do, and the time it takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runtime is told, as frozen records (no torch, no Hydra).
+"""The runtime's settings, as frozen records (no torch, no Hydra).
 
 The command line and `LLM` both end here: `EngineConfig` is the only configuration object that
 travels into the engine, and nothing mutates it. Resolved facts (block counts, model length) are
@@ -54,7 +54,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TargetConfig:
-    """What to compile for.
+    """The target of compilation.
 
     Attributes:
         device: "cpu", or "cuda" to prepare a bundle for a machine with a GPU.

@@ -1,4 +1,4 @@
-"""What travels between a front end and the engine core, whatever lies between them.
+"""Messages between a front end and the engine core, independent of the transport.
 
     front end ── Command ─▶ core          each request is answered by Admission, Call by Answer
     front end ◀─ Message ── core          Outputs come as steps are digested
@@ -22,7 +22,7 @@ from girih.runtime.records.request import EngineOutput, EngineRequest
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a front end must know of an engine.
+    """Facts of an engine that a front end needs.
 
     Attributes:
         name: name to show.
@@ -85,7 +85,7 @@ Command = Hello | AddRequests | AbortRequests | Call
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
-    """How far building is (a `ProgressEvent`)."""
+    """Progress of building (a `ProgressEvent`)."""
 
     stage: str
     done: int
@@ -122,7 +122,7 @@ class Admission(msgspec.Struct, frozen=True, tag=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
-    """What steps did for the requests of one front end."""
+    """Results of steps for the requests of one front end."""
 
     outputs: list[EngineOutput]
 

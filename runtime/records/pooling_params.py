@@ -1,4 +1,4 @@
-"""What a request for a vector asks for (no torch; crosses process borders)."""
+"""Parameters of a request for a vector (no torch; crosses process borders)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the vector of one text is finished.
+    """Parameters that finish the vector of one text.
 
     Attributes:
         dimensions: cut an embedding to its first values; None keeps all.
@@ -21,7 +21,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolingFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What front ends are told of a model that embeds or classifies.
+    """Facts of a model that embeds or classifies, for front ends.
 
     Attributes:
         mode: "last", "cls", "mean" or "all".

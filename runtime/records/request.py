@@ -66,7 +66,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
 
 
 class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What one step did for one request.
+    """The result of one step for one request.
 
     Attributes:
         request_id: whose output this is.
@@ -92,7 +92,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def has_result(self) -> bool:
-        """Whether something came of the step: tokens, a vector, or the scores of a prompt."""
+        """True if something came of the step: tokens, a vector, or the scores of a prompt."""
         found = (self.pooled, self.prompt_logprobs)
         return bool(self.new_token_ids) or any(value is not None for value in found)
 
@@ -193,12 +193,12 @@ class Request:
 
     @property
     def must_wait(self) -> bool:
-        """Whether something from outside is missing still."""
+        """True if something from outside is missing still."""
         return self.ticket is not None and not self.ticket.done()
 
     @property
     def is_answering(self) -> bool:
-        """Whether its prompt is done and tokens follow."""
+        """True if its prompt is done and tokens follow."""
         return self.pooling is None and self.num_computed_tokens >= self.num_prompt_tokens
 
     @property

@@ -1,4 +1,4 @@
-"""How tokens of one request are chosen and when it ends (no torch; crosses process borders).
+"""Parameters that choose a request's tokens and its end (no torch; crosses process borders).
 
 `SamplingParams` checks itself when it is made: a value that cannot take effect raises
 `RequestError` naming the field. Checks that need the vocabulary are in `check_vocabulary`.
@@ -172,12 +172,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=NamedF
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
+        """True if the most likely token is always taken."""
         return self.temperature < MIN_TEMPERATURE
 
     @property
     def scores_only(self) -> bool:
-        """Whether the prompt is all that is computed."""
+        """True if the prompt is all that is computed."""
         return self.max_tokens == 0
 
     def check_vocabulary(self, vocab_size: int) -> None:

@@ -1,4 +1,4 @@
-"""What form an output must have (no torch, no grammar library; crosses process borders).
+"""Structured output of a request (no torch, no grammar library; crosses process borders).
 
 The record checks what is cheap: its kind, its size. Whether a grammar library can read it is
 asked by `backends.check`.

@@ -163,7 +163,7 @@ class SamplingRows:
     def gather(
         self, rows: IntArray, token_ids: IntArray, num_tokens: IntArray, num_prompt_tokens: IntArray
     ) -> SamplingInputs:
-        """What a step asks for.
+        """Collect the sampling inputs of a step.
 
         Args:
             rows: [S] rows that are sampled from, in the order of their logits.

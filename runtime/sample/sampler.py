@@ -54,7 +54,7 @@ class PenaltyInputs:
 
 @dataclass(frozen=True)
 class SamplingInputs:
-    """What S rows of logits ask for; None means that no row asks for it.
+    """Sampling settings of S rows of logits; None means that no row uses a setting.
 
     Attributes:
         temperature: float32 [S], 0 for greedy rows; None when all are greedy.
@@ -88,7 +88,7 @@ class SamplingInputs:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether anything is done to the logits before the greedy result."""
+        """True if anything is done to the logits before the greedy result."""
         fields = (self.grammar, self.allowed, self.banned, self.bias, self.penalties)
         return bool(self.processors) or any(value is not None for value in fields)
 

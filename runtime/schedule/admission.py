@@ -14,7 +14,7 @@ from girih.runtime.records.request import EngineRequest
 
 @dataclass(frozen=True)
 class AdmissionLimits:
-    """What one request may ask for.
+    """Limits of a single request.
 
     Attributes:
         config: the step budgets.

@@ -259,7 +259,7 @@ class BlockPool:
         return found
 
     def count_free(self, blocks: Iterable[KVBlock]) -> int:
-        """How many of `blocks` are in the free queue now."""
+        """Count those of `blocks` that are in the free queue now."""
         return sum(block.ref_count == 0 for block in blocks)
 
     def forget_cached(self) -> None:

@@ -1,4 +1,4 @@
-"""How many KV blocks to allocate (no torch: plain arithmetic over the machine's free memory)."""
+"""Sizes the KV cache in blocks (no torch: plain arithmetic over the machine's free memory)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CacheSize:
 
 @dataclass(frozen=True)
 class CacheDemand:
-    """What a model and the limits of a step ask of the KV cache.
+    """Demands of a model and the limits of a step on the KV cache.
 
     Attributes:
         specs: what each layer with a KV slot keeps.

@@ -1,4 +1,4 @@
-"""What a request may have to wait for outside the scheduler before it is admitted. No torch."""
+"""Pending work, such as a grammar's compilation, that delays a request's admission. No torch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from girih.runtime.records.sampling_params import SamplingParams
 
 
 class Ticket(Protocol):
-    """What one request waits for; it is kept for as long as somebody holds the ticket."""
+    """A future of pending work; its result is kept for as long as somebody holds the future."""
 
     def done(self) -> bool:
-        """Whether it is there, good or bad."""
+        """Return whether it is there, good or bad."""
         ...
 
 

@@ -186,7 +186,7 @@ class KVCacheManager:
         return table
 
     def can_admit(self, request: Request, hit: PrefixHit, num_reserved: int) -> bool:
-        """Whether the whole known sequence fits and leaves `num_reserved` blocks free."""
+        """Return whether the whole known sequence fits and leaves `num_reserved` blocks free."""
         num_needed = self._blocks_needed(request.num_tokens, hit)
         num_free = self.pool.num_free - self.pool.count_free(hit.blocks)
         return num_needed + num_reserved <= num_free

@@ -98,7 +98,7 @@ class Scheduler:
         return len(self.waiting) + len(self.blocked)
 
     def has_work(self) -> bool:
-        """Whether any request is unfinished."""
+        """Return whether any request is unfinished."""
         return bool(self.requests)
 
     def add_request(self, source: EngineRequest) -> None:

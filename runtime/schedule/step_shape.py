@@ -1,4 +1,4 @@
-"""What decides how long a step takes, read off its plan. No torch.
+"""The shape of a step, read off its plan, that determines how long it takes. No torch.
 
 one token on top of context c:     decode_context += c + 1
 q tokens on top of context c:      prefill_pairs  += c + 1 + … + c + q

@@ -1,4 +1,4 @@
-"""What a configuration asks for: the model, and the key of its bundle. Needs no torch."""
+"""The model and the bundle key that a configuration requests. Needs no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runners of a program share: a plan becomes a step, the step's rows become a result.
+"""Base of runners: a plan becomes a step, the step's rows become a result.
 
     plan → update → [ gather → ReplayManager.run → read ] → commit → result
                       again for each half of the requests where it raises (`isolation.py`)

@@ -194,7 +194,7 @@ class PersistentBatch:
         return StepBatch(inputs, request_ids, rows, sampled_ids, sampled_rows, prompt_rows)
 
     def sampling(self, step: StepBatch, part: slice) -> SamplingInputs:
-        """What a part of the step's S rows asks of the sampler."""
+        """Return the sampling inputs of a part of the step's S rows."""
         history = (self._token_ids, self._num_tokens, self._num_prompt_tokens)
         return self._sampling.gather(step.sampled_rows[part], *history)
 

@@ -22,7 +22,7 @@ EIGHTH = 8  # a bucket is at most this part larger than the one before it, from 
 
 
 class Mode(StrEnum):
-    """How a step runs."""
+    """The way a step runs."""
 
     FULL = "full"  # all of it as captured: one token per request
     PIECEWISE = "piecewise"  # the pieces as captured; attention and the head as the step is
@@ -46,7 +46,7 @@ class Miss:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """How a step runs.
+    """The way a step runs.
 
     Attributes:
         mode: taken.
@@ -109,7 +109,7 @@ class Dispatcher:
         return max(used)
 
     def choose(self, tokens: int, requests: int, rows: int) -> Dispatch:
-        """How a step runs.
+        """Choose the way a step runs.
 
         Args:
             tokens: T, at least 1.
@@ -190,7 +190,7 @@ def chosen_sizes(name: str, wanted: Sequence[int], limit: int) -> tuple[int, ...
 
 
 class ReplayStats(msgspec.Struct, frozen=True):
-    """What became of the steps so far.
+    """Counters of the steps so far, by mode.
 
     Attributes:
         steps: mode -> bucket ("" without one) -> steps.

@@ -68,7 +68,7 @@ class Pooler:
         return rows
 
     def apply(self, rows: torch.Tensor, params: PoolingParams) -> torch.Tensor:
-        """What one request gets of its finished rows [n, W]."""
+        """Apply a request's parameters to its finished rows [n, W]."""
         if params.dimensions is not None:
             rows = rows[:, : params.dimensions]
         name = self.activation
@@ -86,7 +86,7 @@ _ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def make_pooler(spec: ModelSpec, is_bidirectional: bool, width: int) -> Pooler:
-    """What finishes the rows of a model.
+    """Return the pooler of a model.
 
     Args:
         spec: the model.
@@ -127,7 +127,7 @@ def read_layers(path: Path, layers: Sequence[DenseLayer]) -> list[Dense]:
 
 
 def activation_of(spec: ModelSpec, width: int) -> Activation:
-    """What finishes a vector of `width` values when a request does not say.
+    """Return the default activation for a vector of `width` values.
 
     Embeddings are normalised as the model's files say. Of a classifier, the activation named for
     sentence-transformers wins, then `problem_type`; without either one label gets a sigmoid and
@@ -171,7 +171,7 @@ def labels_of(spec: ModelSpec, width: int) -> tuple[str, ...]:
 def pooling_facts(
     spec: ModelSpec, pooler: Pooler, width: int, can_cut: bool | None = None
 ) -> PoolingFacts:
-    """What front ends are told.
+    """Return the pooling facts for front ends.
 
     Args:
         spec: the model.

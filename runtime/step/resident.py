@@ -1,4 +1,4 @@
-"""What an executable keeps in memory: dropped for sleep, loaded again, exchanged for other weights.
+"""An executable's memory: dropped for sleep, loaded again, exchanged for other weights.
 
 On the CPU weights are in host memory already, so there is nowhere to move them that would free
 any: they are dropped, and read again from the model's files. New weights are loaded and checked

@@ -1,4 +1,4 @@
-"""What a grammar library must do for girih; any number of them work side by side.
+"""Interface of grammar libraries; any number of them work side by side.
 
 StructuredOutput ─check─▶ (refused)                     before the request is sent
                  ─compile─▶ Grammar ─▶ Matcher          one matcher per request
@@ -27,7 +27,7 @@ class Matcher(Protocol):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the output is complete (its end token came)."""
+        """True if the output is complete (its end token came)."""
         ...
 
     @property

@@ -25,7 +25,7 @@ CHECK_THREADS = 2
 
 @functools.cache
 def is_installed(name: str) -> bool:
-    """Whether a grammar library can be imported."""
+    """Return whether a grammar library can be imported."""
     return importlib.util.find_spec(name) is not None
 
 

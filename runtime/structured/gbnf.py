@@ -33,7 +33,7 @@ class GbnfError(ValueError):
 
 
 def is_gbnf(text: str) -> bool:
-    """Whether a grammar is GBNF, and not Lark."""
+    """Return whether a grammar is GBNF, and not Lark."""
     return re.search(r"^\s*[\w-]+\s*::=", text, re.MULTILINE) is not None
 
 

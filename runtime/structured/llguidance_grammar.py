@@ -60,7 +60,7 @@ def check(structured: StructuredOutput) -> None:
 
 
 def fault_of(grammar: str) -> str:
-    """What llguidance says about a grammar; empty when it takes it."""
+    """Return llguidance's complaint about a grammar; empty when it accepts it."""
     is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
     # Control tokens are looked up when the grammar is compiled.
     return str(messages[0]) if is_error and NO_TOKENIZER not in messages[0] else ""

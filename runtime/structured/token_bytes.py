@@ -22,7 +22,7 @@ BYTE_OF = _byte_alphabet()
 
 
 class TokenBytes:
-    """What the tokens of one tokenizer stand for.
+    """The bytes that the tokens of one tokenizer stand for.
 
     Args:
         backend: the tokenizer.

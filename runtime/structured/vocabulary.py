@@ -1,4 +1,4 @@
-"""What grammar libraries are told of a model's vocabulary."""
+"""A model's vocabulary as grammar libraries need it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Vocabulary:
 
 
 def _behind(words: list[bytes], start: bytes) -> int:
-    """How many of the first words make up `start`, with or without a space before it."""
+    """Count the first words that make up `start`, with or without a space before it."""
     seen = b""
     for index, word in enumerate(words):
         if seen.lstrip(b" ") == start:

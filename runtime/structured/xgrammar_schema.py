@@ -1,4 +1,4 @@
-"""What xgrammar would pass over in a JSON schema, which is most of what it does not know."""
+"""Finds what xgrammar would silently ignore in a JSON schema."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def fit(schema: Any) -> None:
 
 
 def _faults(part: dict[str, Any]) -> Iterator[str]:
-    """What is not kept of a schema itself, apart from those inside it."""
+    """Yield what would be ignored of a schema itself, apart from those inside it."""
     yield from sorted(UNKNOWN & part.keys())
     yield from _beside(part)
     yield from _numbers(part)

@@ -1,4 +1,4 @@
-"""Whether a program computes what transformers computes: packed prefill, chunks, decode.
+"""Compares a program with transformers: packed prefill, chunks, decode.
 
 A model in float32 is compiled, bound to paged memory and run as a server would: sequences of
 different lengths packed into steps, prompts in two uneven chunks, then greedy decoding together.
@@ -30,7 +30,7 @@ _LEAST_SPREAD = 1e-2
 
 @dataclass(frozen=True)
 class Agreement:
-    """What a comparison found.
+    """The result of a comparison.
 
     Attributes:
         max_error: largest difference of any logit (hidden state of an encoder).
@@ -50,7 +50,7 @@ class Agreement:
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if nothing is wrong."""
         return self.result == "agrees"
 
 
@@ -137,7 +137,7 @@ class _Sequence:
 
 
 def _num_same(expected: torch.Tensor, found: torch.Tensor, scale: float) -> int:
-    """How many of the tokens chosen are transformers' choices too, near-ties aside."""
+    """Count the chosen tokens that transformers chooses too, near-ties aside."""
     chosen = found.argmax(-1, keepdim=True)
     gap = expected.max(-1).values - expected.gather(-1, chosen)[:, 0]
     return int((gap <= TOLERANCE * scale).sum())
@@ -194,7 +194,7 @@ def _inputs(sequences: list[_Sequence], counts: list[int], wanted: list[int]) ->
 
 
 def _reference(model: Any, sequence: _Sequence, encodes: bool) -> torch.Tensor:
-    """What transformers computes for one sequence on its own, without any cache."""
+    """Compute one sequence on its own with transformers, without any cache."""
     ids = torch.tensor([sequence.tokens])
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Whether a program computes the same bits for a request whatever else is in the batch.
+"""Checks that a program computes the same bits for a request whatever else is in the batch.
 
     packed linears, paged attention   one chain of additions per row, by construction (kernels/)
     fused tile code                   element by element, or along one row
@@ -44,7 +44,7 @@ def require_batch_invariant(executable: Executable, bundle: Bundle | None) -> No
 
 
 def why_not_invariant(executable: Executable, bundle: Bundle | None) -> str | None:
-    """What of a program may depend on the batch, or None."""
+    """Return what of a program may depend on the batch, or None."""
     if bundle is None:
         return "eager pieces answer (opt=O0, or compile.mode=background without a bundle)"
     if executable.layout.state_specs:

@@ -138,7 +138,7 @@ def note_event(event: dict[str, Any], record: RequestRecord, now: float) -> None
 
 
 def _has_token(choice: dict[str, Any]) -> bool:
-    """Whether a choice carries part of the answer (not only a role, or only the end)."""
+    """Return whether a choice carries part of the answer (not only a role, or only the end)."""
     if "text" in choice:
         return bool(choice["text"]) or choice.get("finish_reason") is None
     delta = choice.get("delta") or {}

@@ -1,4 +1,4 @@
-"""What one measurement is told, as frozen records."""
+"""Settings of one measurement, as frozen records."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class EndpointConfig:
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """What is asked.
+    """The requests of a measurement.
 
     Attributes:
         kind: random, sharegpt or trace.
@@ -154,7 +154,7 @@ class LoadConfig:
 
 @dataclass(frozen=True)
 class SloConfig:
-    """What a good request keeps; goodput counts requests that keep all limits set.
+    """Limits of a good request; goodput counts requests that keep all limits set.
 
     Attributes:
         ttft_ms: time to the first token.
@@ -181,7 +181,7 @@ class SloConfig:
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """What is written besides the table on stdout.
+    """Files written besides the table on stdout.
 
     Attributes:
         percentiles: shown for every latency.

@@ -169,7 +169,7 @@ def _is_usable(entry: dict[str, Any]) -> bool:
 
 
 def _can_be_sent(value: Any) -> bool:
-    """Whether a value has no half of a character, no NaN, and is not nested too deeply."""
+    """Return whether a value has no half of a character, no NaN, and is not nested too deeply."""
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):

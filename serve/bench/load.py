@@ -20,7 +20,7 @@ Observer = Callable[["LoadState"], None]
 
 @dataclass
 class LoadState:
-    """How far a measurement is.
+    """Progress of a measurement.
 
     Attributes:
         total: requests in all.
@@ -41,7 +41,7 @@ class LoadState:
 
 @dataclass
 class Measurement:
-    """What a load run saw.
+    """The records of a load run.
 
     Attributes:
         model: name of the model asked.

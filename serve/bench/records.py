@@ -1,4 +1,4 @@
-"""What was seen of one request, and the latencies that follow."""
+"""Records of single requests, and the latencies that follow."""
 
 from __future__ import annotations
 

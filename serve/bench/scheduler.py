@@ -1,4 +1,4 @@
-"""What one step costs in the scheduler and the block pool, without any model.
+"""Measures a step's cost in the scheduler and the block pool, without any model.
 
 decode   N running requests, one token each
 mixed    the same, and in every step one ends and one arrives whose prompt of 512 tokens is half
@@ -55,7 +55,7 @@ class SchedulerCost:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a scheduler is made for.
+    """Sizes of a scheduler.
 
     Attributes:
         num_running: requests in each step.
@@ -93,7 +93,7 @@ class Sizes:
 
 
 class Step(Protocol):
-    """What one step did."""
+    """The result of one step."""
 
     @property
     def schedule_seconds(self) -> float:

@@ -14,7 +14,7 @@ Message = dict[str, Any]
 
 @dataclass
 class Conversation:
-    """What was said so far.
+    """The messages so far.
 
     Attributes:
         system: instructions that come before everything, or None.

@@ -31,7 +31,7 @@ class View:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a person watches."""
+        """True if a person watches."""
         return self._console.is_terminal
 
     def piece(self, piece: Piece) -> None:

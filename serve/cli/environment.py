@@ -1,4 +1,4 @@
-"""What a bug report needs to know of this machine; nothing here is secret."""
+"""A report on this machine for bug reports; nothing in it is secret."""
 
 from __future__ import annotations
 

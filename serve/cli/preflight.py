@@ -1,4 +1,4 @@
-"""What is told at once: settings that name something wrong, before anything heavy is imported.
+"""Checks paths in settings before anything heavy is imported.
 
 Looks at this machine only, reads little, and imports no torch.
 """

@@ -24,7 +24,7 @@ class Options:
 
 
 class VerbModule(Protocol):
-    """What a verb's module offers."""
+    """The interface of a verb's module."""
 
     def run(self, words: list[str], options: Options) -> int:
         """Do the verb's work with its `key=value` words; returns the exit code."""

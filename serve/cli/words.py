@@ -1,4 +1,4 @@
-"""What people write who know other tools, as settings: `--port 8000`, `smollm2`, `port = 8000`.
+"""Translates other tools' habits into settings: `--port 8000`, `smollm2`, `port = 8000`.
 
 A word whose meaning is certain becomes a setting; for any other the error has the words to write.
 """
@@ -199,7 +199,7 @@ class _Reading:
 
 
 def _is_model(word: str) -> bool:
-    """Whether a word is a model's name, misspelt perhaps, a path or a hub id."""
+    """Return whether a word is a model's name, misspelt perhaps, a path or a hub id."""
     if any(letter.isspace() for letter in word):
         return Path(word).is_dir()
     is_place = "/" in word or word.endswith(".gguf") or Path(word).is_dir()

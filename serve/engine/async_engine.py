@@ -84,7 +84,7 @@ class RequestStream:
 
 @dataclass(frozen=True)
 class EngineHealth:
-    """Whether the engine makes progress.
+    """The engine's health: whether it makes progress.
 
     Attributes:
         alive: False after the engine died, or while a step is stuck.

@@ -10,7 +10,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """The error."""
 
     message: str = Field(description="What failed, the value seen, what is allowed.")
     type: Literal[
@@ -269,7 +269,7 @@ class EmbeddingList(BaseModel):
 
 
 class PooledText(BaseModel):
-    """What the model makes of one text."""
+    """The model's result for one text."""
 
     object: Literal["pooling"]
     index: int
@@ -290,7 +290,7 @@ class PooledList(BaseModel):
 
 
 class ClassifiedText(BaseModel):
-    """What a classifier says of one text."""
+    """A classifier's result for one text."""
 
     index: int
     label: str

@@ -44,7 +44,7 @@ MAX_REPLACEMENTS = 10
 
 @dataclass(frozen=True)
 class FleetSettings:
-    """What every API process is told.
+    """Settings of every API process.
 
     Attributes:
         config: address and limits.
@@ -70,7 +70,7 @@ class ApiProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """True if it runs."""
         return self.process.is_alive()
 
     def terminate(self) -> None:

@@ -1,4 +1,4 @@
-"""What `girih serve` does once a core's process is on its way."""
+"""Runs `girih serve` once a core's process has been started."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ TAGS = {
 
 @dataclass(frozen=True)
 class RouteDoc:
-    """What the document says about a route.
+    """The documentation of a route.
 
     Attributes:
         answer: shape of a 200.

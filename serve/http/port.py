@@ -1,4 +1,4 @@
-"""What a server listens on, checked before anything is started."""
+"""Checks a server's host and port before anything is started."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class GirihServer:
 
     @property
     def is_building(self) -> bool:
-        """Whether a thread still builds (it cannot be interrupted)."""
+        """True if a thread still builds (it cannot be interrupted)."""
         return self._client.transport.is_building()
 
     @asynccontextmanager

@@ -29,7 +29,7 @@ class LineError(Exception):
 
 @dataclass
 class BatchCounts:
-    """How far a batch is.
+    """Progress of a batch.
 
     Attributes:
         kept: lines answered by an earlier run.

@@ -24,7 +24,7 @@ from girih.serve.offline.outputs import RequestOutput
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=NamedFields):
-    """How to search.
+    """Parameters of a beam search.
 
     Attributes:
         beam_width: sequences kept per prompt, and returned.
@@ -62,7 +62,7 @@ class BeamSequence:
     text: str = ""
 
     def score(self, length_penalty: float) -> float:
-        """What sequences are ordered by, the largest first."""
+        """Return the value that sequences are ordered by, the largest first."""
         return self.logprob / math.pow(max(1, len(self.token_ids)), length_penalty)
 
 

@@ -1,4 +1,4 @@
-"""What callers of `LLM` get back (field names as in vLLM's offline API)."""
+"""Results of `LLM` (field names as in vLLM's offline API)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class EmbeddingOutput:
 
 @dataclass(frozen=True)
 class ClassificationOutput:
-    """What a classifier says of a text.
+    """A classifier's result for a text.
 
     Attributes:
         prompt_token_ids: the text as ids.
@@ -87,7 +87,7 @@ class ClassificationOutput:
 
 @dataclass(frozen=True)
 class ScoreOutput:
-    """How well two texts belong together.
+    """The score of two texts.
 
     Attributes:
         score: of a cross-encoder what its head says, of an embedder the cosine of both embeddings.

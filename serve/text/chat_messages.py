@@ -54,7 +54,7 @@ def plain_message(message: dict[str, Any], index: int) -> dict[str, Any]:
 
 
 def json_type(value: Any) -> str:
-    """What JSON calls a value's type."""
+    """Return JSON's name of a value's type."""
     names = {type(None): "null", dict: "an object", list: "a list", bool: "a boolean", str: "text"}
     return names.get(type(value), "a number")
 

@@ -21,7 +21,7 @@ CONTEXT_TOKENS = 6
 
 
 class Vocabulary(Protocol):
-    """What decoding needs of a tokenizer (see `girih.serve.text.tokenizer.Tokenizer`)."""
+    """The part of a tokenizer that decoding needs (see `girih.serve.text.tokenizer.Tokenizer`)."""
 
     is_byte_level: bool
 
@@ -32,10 +32,10 @@ class Vocabulary(Protocol):
         """Bytes of one token, of a byte-level vocabulary or one of `is_byte_token`."""
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the token is left out of text."""
+        """Return whether the token is left out of text."""
 
     def is_byte_token(self, token_id: int) -> bool:
-        """Whether the token stands for one byte of a character the vocabulary lacks."""
+        """Return whether the token stands for one byte of a character the vocabulary lacks."""
 
 
 class TextDecoder(Protocol):
@@ -101,7 +101,7 @@ class WindowDecoder:
         return self._take(final=True)
 
     def _num_unfinished(self) -> int:
-        """How many tokens at the end are bytes of a character that is not complete."""
+        """Count the tokens at the end that are bytes of an incomplete character."""
         pending = reversed(self._window[self._num_shown :])
         run = list(itertools.takewhile(self._vocabulary.is_byte_token, pending))[::-1]
         utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -149,7 +149,7 @@ class StopMatcher:
 
     @property
     def has_stops(self) -> bool:
-        """Whether there is anything to find."""
+        """True if there is anything to find."""
         return bool(self._stop)
 
     def push(self, delta: str, armed: bool) -> tuple[str, str | None]:
@@ -198,7 +198,7 @@ class StopMatcher:
 
 
 class DetokenizedStep(NamedTuple):
-    """What new tokens did to the text.
+    """The change of the text by new tokens.
 
     Attributes:
         text: characters that may be shown now.

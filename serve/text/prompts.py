@@ -1,4 +1,4 @@
-"""What a caller may hand over as a prompt, and the checks on it."""
+"""Prompts as callers may pass them, and the checks on them."""
 
 from __future__ import annotations
 

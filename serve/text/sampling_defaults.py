@@ -47,7 +47,7 @@ class SamplingDefaults:
         self.max_tokens = server.max_tokens
 
     def as_text(self) -> str:
-        """What differs from OpenAI's defaults, for people; "" when nothing does."""
+        """Describe the differences from OpenAI's defaults; "" when there are none."""
         values = {**self.values, "max_tokens": self.max_tokens}
         unusual = {n: v for n, v in values.items() if v is not None and v != OPENAI_DEFAULTS.get(n)}
         return ", ".join(f"{name} {value}" for name, value in unusual.items())

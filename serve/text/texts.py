@@ -42,7 +42,7 @@ class PooledText:
 
 @dataclass(frozen=True)
 class TextOptions:
-    """How texts are read and their vectors finished.
+    """Options of reading texts and finishing their vectors.
 
     Attributes:
         truncate: most tokens of a text; -1 as many as the model takes; None refuses longer ones.
@@ -83,7 +83,7 @@ def does_not(wanted: Sequence[str], task: str, name: str) -> str:
 
 
 def pooling_of(facts: EngineFacts) -> PoolingFacts:
-    """How a model that does not generate pools."""
+    """Return the pooling of a model that does not generate."""
     assert facts.pooling is not None, f"a model with task {facts.task!r} says how it pools"
     return facts.pooling
 
@@ -170,7 +170,7 @@ def label_of(probs: Sequence[float], pooling: PoolingFacts) -> str:
 
 @dataclass(frozen=True)
 class ScorePlan:
-    """What is computed to score pairs of texts.
+    """The computations that score pairs of texts.
 
     Attributes:
         texts: for the core.
@@ -232,7 +232,7 @@ def plan_scores(
     facts: EngineFacts,
     options: TextOptions,
 ) -> ScorePlan:
-    """What must be computed to score pairs.
+    """Plan the computations that score pairs.
 
     Raises:
         RequestError: the model cannot score, or a text cannot be read.

@@ -128,11 +128,11 @@ class Tokenizer:
         return None if found is None else int(found)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the token is a control token, left out of text by default."""
+        """Return whether the token is a control token, left out of text by default."""
         return token_id in self._token_bytes.special_ids
 
     def is_byte_token(self, token_id: int) -> bool:
-        """Whether the token stands for one byte of a character the vocabulary lacks."""
+        """Return whether the token stands for one byte of a character the vocabulary lacks."""
         return token_id in self._token_bytes.byte_ids
 
     def render_chat(

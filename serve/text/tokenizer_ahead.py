@@ -25,7 +25,7 @@ class TokenizerAhead:
         self._loading: Future[Tokenizer] | None = None
 
     def on_progress(self, event: ProgressEvent) -> None:
-        """What is to be told of the build."""
+        """Report progress of the build."""
         if event.model_path and self._path is None:
             self._path = Path(event.model_path)
             pool = ThreadPoolExecutor(1, thread_name_prefix="girih-tokenizer")

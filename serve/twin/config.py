@@ -1,4 +1,4 @@
-"""What a simulation is told, as frozen records."""
+"""Settings of a simulation, as frozen records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from girih.kernels.base.choices import check_choices, one_of, require
 
 @dataclass(frozen=True)
 class SimulateConfig:
-    """What is simulated.
+    """Settings of the simulated load and engines.
 
     Attributes:
         cost: file of `girih simulate fit`: what a step costs, and the engine it was seen on.

@@ -1,4 +1,4 @@
-"""What a step costs: a sum of non-negative terms of its shape, kept in a JSON file.
+"""The cost of a step: a sum of non-negative terms of its shape, kept in a JSON file.
 
     seconds(step) = step + Σ rate of a range × tokens of the step in that range
                     + request × requests + decode × context read + prefill × pairs
@@ -40,7 +40,7 @@ def terms_of(shape: StepShape) -> list[float]:
 
 
 class FitError(msgspec.Struct, frozen=True):
-    """How well a cost explains the steps it was fitted to.
+    """The error of a cost on the steps it was fitted to.
 
     Attributes:
         steps: how many there were.
@@ -158,7 +158,7 @@ class StepClock:
             self._until.append(self._until[-1] + width * self._token_rates[index - 1])
 
     def seconds(self, shape: StepShape) -> float:
-        """How long a step of this shape takes."""
+        """Return the seconds that a step of this shape takes."""
         tokens, index = shape.tokens, len(TOKEN_KNOTS) - 1
         while index and tokens < TOKEN_KNOTS[index]:
             index -= 1

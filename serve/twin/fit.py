@@ -30,7 +30,7 @@ SKIPPED_STEPS = 5  # of a start: memory is touched for the first time
 
 @dataclass
 class MeasuredSteps:
-    """What a trace tells.
+    """The steps of a trace.
 
     Attributes:
         engine: the engine.

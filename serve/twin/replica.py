@@ -84,7 +84,7 @@ class TimelessQueue:
 
 @dataclass(frozen=True)
 class SimulatedEngine:
-    """What a `CoreClient` is given to run."""
+    """The simulated engine that a `CoreClient` runs."""
 
     core: EngineCore
     facts: EngineFacts

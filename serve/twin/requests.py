@@ -26,7 +26,7 @@ DueRequest = tuple[float, BenchRequest]
 
 
 def due_requests(dataset: DatasetConfig, load: LoadConfig) -> tuple[int, Iterator[DueRequest]]:
-    """How many requests there are, and each with its sending time, in the order of these times.
+    """Return the number of requests, and each with its sending time, in the order of these times.
 
     Made-up requests are made one by one; those of a file are read together.
     """
@@ -40,7 +40,7 @@ def due_requests(dataset: DatasetConfig, load: LoadConfig) -> tuple[int, Iterato
 
 
 def engine_request(request: BenchRequest, now: float) -> EngineRequest:
-    """What the engine is asked, as the server would ask it."""
+    """Build the request for the engine as the server would."""
     return EngineRequest(
         request_id=str(request.index),
         prompt_token_ids=_token_ids(request.prompt),

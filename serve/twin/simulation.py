@@ -37,7 +37,7 @@ ENDS_PER_NOTE = 200  # the observer is told after so many ended requests
 
 @dataclass(frozen=True)
 class TwinSettings:
-    """What replicas are made of.
+    """Settings of the replicas.
 
     Attributes:
         simulate: how many, and how requests are routed.

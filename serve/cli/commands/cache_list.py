@@ -42,7 +42,7 @@ def _machine(bundle: CachedBundle) -> str:
 
 
 def age(moment: float) -> str:
-    """How long ago a moment was, in its largest unit, e.g. "3 h"."""
+    """Return the age of a moment in its largest unit, e.g. "3 h"."""
     seconds = max(0.0, time.time() - moment)
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:

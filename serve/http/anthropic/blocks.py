@@ -116,7 +116,7 @@ class BlockBuilder:
 
     @property
     def has_tool_use(self) -> bool:
-        """Whether the model called a tool."""
+        """True if the model called a tool."""
         return any(block["type"] == "tool_use" for block in self.blocks)
 
     def push(self, parts: ChatDelta) -> Iterator[Event]:

@@ -1,4 +1,4 @@
-"""What every route shares: bodies, errors, middleware, the server's state.
+"""Shared by every route: bodies, errors, middleware, the server's state.
 
 Must not know: single routes.
 """

@@ -24,11 +24,11 @@ class Decompressor(Protocol):
 
     @property
     def eof(self) -> bool:
-        """Whether its end was seen."""
+        """True if its end was seen."""
 
     @property
     def unused_data(self) -> bytes:
-        """What came behind the end."""
+        """The bytes after the end."""
 
     def decompress(self, data: bytes, max_length: int, /) -> bytes:
         """Take the next piece; fewer than `max_length` bytes are all that it decodes to."""

@@ -1,4 +1,4 @@
-"""What every request passes: its id, access line, key, body limits (plain ASGI, no buffering)."""
+"""Middleware of every request: id, access line, key, body limits (plain ASGI, no buffering)."""
 
 from __future__ import annotations
 

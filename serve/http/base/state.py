@@ -1,4 +1,4 @@
-"""What the handlers share: the engine once it is built, and how far building is until then."""
+"""State shared by the handlers: the engine, or the progress of its build until then."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class ServerState:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are answered now."""
+        """True if requests are answered now."""
         if self.status != "ready" or self.served is None:
             return False
         return self.served.engine.health(self.config.stall_seconds).ready

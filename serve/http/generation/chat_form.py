@@ -1,4 +1,4 @@
-"""What a chat answer is made of: how its text is read, and the grammar that holds it to that.
+"""The form of a chat answer: how its text is parsed, and the grammar that enforces it.
 
 tools, tool_choice, response_format ─▶ ChatForm ─▶ parser of each choice
                                                 ╰▶ StructuredOutput for the engine
@@ -41,7 +41,7 @@ FALLBACK = "json_list"  # calls where serve.tool_parser is none, when they are r
 
 @dataclass(frozen=True)
 class ChatFormats:
-    """How one model writes calls and reasoning (None: not known, or not at all).
+    """The formats of one model's calls and reasoning (None: not known, or not at all).
 
     Attributes:
         tools: of calls.
@@ -100,13 +100,13 @@ class ChatForm:
 
     @property
     def needs_control_tokens(self) -> bool:
-        """Whether the text must show control tokens to be read."""
+        """True if the text must show control tokens to be read."""
         parts = (self._format, self._reasoning)
         return any(part is not None and part.needs_control_tokens for part in parts)
 
     @property
     def is_named(self) -> bool:
-        """Whether one certain function was asked for."""
+        """True if one certain function was asked for."""
         return self._named is not None
 
     def parser_factory(self, prompt: list[int]) -> Callable[[], ChatParser]:

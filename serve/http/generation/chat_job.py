@@ -44,7 +44,7 @@ MAX_WARNINGS = 20
 
 @dataclass
 class ChatNews:
-    """What is new in one choice.
+    """A new chunk of one choice.
 
     Attributes:
         index: which choice.

@@ -65,7 +65,7 @@ class StreamOptions(Part):
 
 
 class SamplerFields(Body):
-    """How tokens are chosen and when they end: the same fields on every route with all of them."""
+    """Fields of sampling and stopping: the same on every route with all of them."""
 
     temperature: float | None = described("0 is greedy.", minimum=0, maximum=2)
     top_p: float | None = described("Nucleus mass.", exclusiveMinimum=0, maximum=1)
@@ -88,7 +88,7 @@ SAMPLER_FIELDS = tuple(SamplerFields.model_fields)
 
 
 class FormFields(Body):
-    """What the output must be: the same fields on every route that generates."""
+    """Fields of structured output: the same on every route that generates."""
 
     unset_when_empty: ClassVar[tuple[str, ...]] = ("grammar", "ebnf", "regex")
 

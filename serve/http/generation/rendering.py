@@ -54,7 +54,7 @@ def template_of(body: RenderingBody, served: Served, config: ServeConfig) -> Cha
 
 
 def shows_tools(body: RenderingBody) -> bool:
-    """Whether the model is to know of a body's tools."""
+    """Return whether the model is to know of a body's tools."""
     return bool(body.tools) and getattr(body, "tool_choice", None) != "none"
 
 

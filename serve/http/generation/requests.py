@@ -1,4 +1,4 @@
-"""What chat and text completions have in common: planning requests, usage, ids."""
+"""Shared by chat and text completions: planning requests, usage, ids."""
 
 from __future__ import annotations
 

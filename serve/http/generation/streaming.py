@@ -140,7 +140,7 @@ class ChoiceWriter(Protocol):
 
 
 class StreamedBody(Protocol):
-    """What a request says of its stream."""
+    """Fields of a request that concern its stream."""
 
     stream_options: StreamOptions | None
     stream_interval: int | None

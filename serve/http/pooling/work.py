@@ -1,4 +1,4 @@
-"""What the four routes have in common: from checked texts to the core's answers."""
+"""Shared by the four routes: from checked texts to the core's answers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class PooledWork:
         check_salt(self.body.cache_salt)
 
     def options(self, dimensions: int | None = None) -> TextOptions:
-        """How the body wants texts to be read and finished."""
+        """Return the text options that a body asks for."""
         body = self.body
         params = PoolingParams(dimensions=dimensions, use_activation=body.use_activation)
         marks = body.add_special_tokens is not False

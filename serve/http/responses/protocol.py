@@ -107,7 +107,7 @@ class ResponsesRequest(SamplerFields, FormFields):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether log-probabilities are part of the output."""
+        """True if log-probabilities are part of the output."""
         return LOGPROBS in (self.include or []) or bool(self.top_logprobs)
 
     def ignored_fields(self) -> list[str]:

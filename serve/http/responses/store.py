@@ -44,7 +44,7 @@ class ResponseStore:
 
     @property
     def keeps_any(self) -> bool:
-        """Whether responses are kept at all."""
+        """True if responses are kept at all."""
         return self._max_responses > 0
 
     def __len__(self) -> int:

@@ -15,7 +15,7 @@ from girih.serve.text.parsers.machine import Machine, Run
 
 @dataclass(frozen=True)
 class Marks:
-    """How one model writes calls.
+    """The markers of one model's calls.
 
     Attributes:
         start: before a call.

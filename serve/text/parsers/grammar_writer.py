@@ -47,7 +47,7 @@ class Writer:
         return quoted(text) if token_id is None else f"<[{token_id}]>"
 
     def is_control(self, text: str) -> bool:
-        """Whether a text is one control token."""
+        """Return whether a text is one control token."""
         return self._control_id(text) is not None
 
     def rule(self, expression: str) -> str:

@@ -127,7 +127,7 @@ def _quoted_text(writer: Writer, schema: dict[str, Any], marks: gemma.Marks) -> 
 
 @dataclass(frozen=True)
 class CallGrammar:
-    """How calls are written and put together.
+    """The grammar of calls: how one is written, and how several are joined.
 
     Attributes:
         call: expression for one call of a tool, after `opening`.
@@ -257,7 +257,7 @@ class _Talk:
 
     @property
     def _is_list(self) -> bool:
-        """Whether several calls are one list, with text before it only."""
+        """True if several calls are one list, with text before it only."""
         return bool(self._grammar.start or self._grammar.alone)
 
     def expression(self, unless: Sequence[str] = ()) -> str:

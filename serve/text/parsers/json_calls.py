@@ -27,7 +27,7 @@ class ValueScanner:
         self._done = False
 
     def __call__(self, character: str) -> bool:
-        """Whether `character` belongs to the value."""
+        """Return whether `character` belongs to the value."""
         if self._done:
             return False
         if self._in_string:

@@ -30,7 +30,7 @@ def random_id() -> str:
 
 @dataclass(frozen=True)
 class Context:
-    """What a format may know of the request.
+    """Facts of a request that a format may use.
 
     Attributes:
         tools: the functions offered, name → JSON schema of its arguments.

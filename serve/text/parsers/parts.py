@@ -1,4 +1,4 @@
-"""What a chat answer is made of: content, reasoning, tool calls; split from text as it comes.
+"""Parts of a chat answer: content, reasoning, tool calls; split from text as it comes.
 
 Delta (text, ids) ─▶ ChatParser ─▶ ChatDelta ─▶ the writer of chat, responses or messages
 """

@@ -45,7 +45,7 @@ class ListScanner:
         self._done = False
 
     def __call__(self, character: str) -> bool:
-        """Whether `character` belongs to the list."""
+        """Return whether `character` belongs to the list."""
         if self._done:
             return False
         if self._escaped:

@@ -30,7 +30,7 @@ from girih.serve.text.parsers.machine import Machine, Run
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How a model writes calls.
+    """A format of tool calls.
 
     Attributes:
         name: for the configuration.
@@ -47,7 +47,7 @@ class ToolFormat:
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """How a model marks its reasoning.
+    """A format of reasoning.
 
     Attributes:
         name: for the configuration.

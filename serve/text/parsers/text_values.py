@@ -37,7 +37,7 @@ _TEXTS = ({"string"}, {"string", "null"})
 
 
 def is_text(schema: Any) -> bool:
-    """Whether a value is text, or null where the schema says so too."""
+    """Return whether a value is text, or null where the schema says so too."""
     kinds = schema.get("type") if isinstance(schema, dict) else None
     return kinds == "string" or (isinstance(kinds, list) and set(map(str, kinds)) in _TEXTS)
 
