@@ -9,6 +9,7 @@ Text values are taken literally, so that `prompt="a, b = ${c}"` needs no second 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import typing
 from pathlib import Path
@@ -28,6 +29,10 @@ from girih.kernels.base.records import to_record
 from girih.runtime.records.config import EngineConfig
 
 Texts = dict[str, str | list[str] | None]
+_BOOLEANS = {
+    **dict.fromkeys(("yes", "y", "on", "1"), "true"),
+    **dict.fromkeys(("no", "n", "off", "0"), "false"),
+}
 
 
 def compose_config(verb: str, words: list[str]) -> dict[str, Any]:
@@ -36,20 +41,18 @@ def compose_config(verb: str, words: list[str]) -> dict[str, Any]:
     Raises:
         ConfigError: unknown key or option (with the nearest one), or a value of the wrong type.
     """
-    overrides, texts = _split_words(verb, words)
-    schema.register(verb)
+    overrides, texts, lists = _split_words(verb, words)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module("girih.conf", version_base="1.3"):
             composed = compose(schema.root_name(verb), overrides=overrides)
-        config = typing.cast(
-            "dict[str, Any]", OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
-        )
+        texts |= {key: [str(item) for item in OmegaConf.select(composed, key)] for key in lists}
+        config = typing.cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_explain(error)) from error
     for key, value in texts.items():
         _assign(config, key, value)
-    return config
+    return dataclasses.asdict(to_record(schema.root_schema(verb), config))
 
 
 def to_engine_config(config: dict[str, Any]) -> EngineConfig:
@@ -78,13 +81,13 @@ def unknown_key_message(key: str, known: typing.Iterable[str]) -> str:
     return f"unknown key '{key}'{hint}"
 
 
-def _split_words(
-    verb: str, words: list[str]
-) -> tuple[list[str], dict[str, str | list[str] | None]]:
+def _split_words(verb: str, words: list[str]) -> tuple[list[str], Texts, list[str]]:
+    """Return what Hydra is told, texts it does not see, and keys of lists of texts."""
     leaves = schema.leaf_types(verb)
     sections = schema.VERBS[verb].sections
     overrides: list[str] = []
     texts: Texts = {}
+    lists: list[str] = []
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
@@ -108,8 +111,9 @@ def _split_words(
         elif _takes_text(leaves[target], value):
             texts[target] = _text_value(leaves[target], value)
         else:
-            overrides.append(f"{target}={value}")
-    return overrides, texts
+            overrides.append(f"++{target}={_plain_value(leaves[target], value)}")
+            lists += [target] if leaves[target] == tuple[str, ...] else []
+    return overrides, texts, lists
 
 
 def _choose_option(group: str, value: str, texts: Texts) -> list[str]:
@@ -132,46 +136,41 @@ def _is_source(value: str, close: str | None) -> bool:
 def _takes_text(kind: Any, value: str) -> bool:
     if kind in (str, str | None):
         return True
-    return kind == list[str] and not value.strip().startswith("[")
+    return kind == tuple[str, ...] and not value.strip().startswith("[")
 
 
 def _text_value(kind: Any, value: str) -> str | list[str] | None:
-    if kind == list[str]:
+    if kind == tuple[str, ...]:
         return [value]
     return None if kind == (str | None) and value in ("null", "None") else value
+
+
+def _plain_value(kind: Any, value: str) -> str:
+    if kind in (bool, bool | None):
+        return _BOOLEANS.get(value.lower(), value)
+    return "null" if value == "None" else value
 
 
 def _assign(config: dict[str, Any], key: str, value: Any) -> None:
     *path, leaf = key.split(".")
     node = config
     for part in path:
-        node = node[part]
+        node = node.setdefault(part, {})
     node[leaf] = value
 
 
 def _explain(error: Exception) -> str:
-    """Turn Hydra's message into one line that names the key and what it takes."""
+    """Turn Hydra's message into one line that names the key."""
     if isinstance(error, OverrideParseException):
+        word = error.override.removeprefix("++")
         return (
-            f"cannot read '{error.override}'; a list is written [a,b], and the shell wants quotes "
+            f"cannot read '{word}'; a list is written [a,b], and the shell wants quotes "
             "around it: 'key=[a,b]'"
         )
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
-    text = str(cause)
+    text = str(cause).replace("'++", "'")  # how settings are handed to Hydra
     first = text.splitlines()[0] if text else type(cause).__name__
     key = re.search(r"full_key: (\S+)", text)
-    first = re.sub(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", _expected, first)
-    first = re.sub(r"Value '(.*)' is not a valid bool.*", r"'\1' is not true or false", first)
-    first = re.sub(
-        r"Invalid value assigned: \w+ is not a ListConfig, list or tuple\.",
-        "a list is needed, e.g. [a,b]",
-        first,
-    )
     return f"{key.group(1)}: {first}" if key else first
-
-
-def _expected(match: re.Match[str]) -> str:
-    kind = {"Integer": "an integer", "Float": "a number"}.get(match.group(2), match.group(2))
-    return f"'{match.group(1)}' is not {kind}"

@@ -1,15 +1,14 @@
-"""Types of every setting, as structured configs that Hydra checks the YAML and overrides against.
+"""The settings of every verb: sections, each a record, and keys of its own.
 
 The records live where they are used (`runtime/records/config.py`, `passes/options.py`,
-`serve/config.py`). OmegaConf makes frozen dataclasses read-only, so this module derives a
-mutable twin of each: same fields, same types, same defaults, one definition.
+`serve/config.py`); what Hydra composes is checked against them by `kernels/base/records.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import typing
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from girih.conf.tool_keys import (
@@ -82,7 +81,7 @@ class GenerateKeys:
     """
 
     prompt: str | None = None
-    prompts: list[str] = dataclasses.field(default_factory=list)
+    prompts: tuple[str, ...] = ()
     chat: bool = False
 
 
@@ -250,28 +249,6 @@ LABELS: dict[str, str] = {"opt.level": "opt"}
 """Names that a chosen option carries: nothing hangs on them, so that the option is what is set."""
 
 
-@cache
-def twin(record: type) -> type:
-    """Return a mutable dataclass with the fields of `record` (nested records too)."""
-    if not record.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        return record
-    hints = typing.get_type_hints(record)
-    fields: list[tuple[str, Any, Any]] = []
-    for field in dataclasses.fields(record):
-        kind = hints[field.name]
-        if field.default is not dataclasses.MISSING:
-            default = dataclasses.field(default=field.default)
-            if isinstance(field.default, tuple):
-                element = typing.get_args(kind)[0]
-                kind = list[element]  # type: ignore[valid-type]
-                default = dataclasses.field(default_factory=partial(list, field.default))
-        else:
-            assert field.default_factory is not dataclasses.MISSING, field.name
-            default = dataclasses.field(default_factory=field.default_factory)
-        fields.append((field.name, kind, default))
-    return dataclasses.make_dataclass(f"{record.__name__}Schema", fields)
-
-
 def root_name(verb: str) -> str:
     """Return the name of a verb's YAML file, without its ending."""
     return verb.replace(" ", "_").replace("-", "_")
@@ -282,20 +259,12 @@ def root_schema(verb: str) -> type:
     """Return the dataclass that types the whole configuration of `verb`."""
     schema = VERBS[verb]
     fields: list[tuple[str, Any, Any]] = [
-        (name, twin(SECTIONS[name]), dataclasses.field(default_factory=twin(SECTIONS[name])))
+        (name, SECTIONS[name], dataclasses.field(default_factory=SECTIONS[name]))
         for name in schema.sections
     ]
     return dataclasses.make_dataclass(
         f"{root_name(verb).title()}Root", fields, bases=(schema.keys,), kw_only=True
     )
-
-
-def register(verb: str) -> None:
-    """Put the root schema of `verb` into Hydra's store as `NAME_schema`, see `root_name`."""
-    from hydra.core.config_store import ConfigStore
-
-    name = f"{root_name(verb)}_schema"
-    ConfigStore.instance().store(name=name, node=root_schema(verb))
 
 
 def leaf_types(verb: str) -> dict[str, Any]:

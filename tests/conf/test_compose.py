@@ -73,12 +73,22 @@ def test_prompts_are_taken_literally(text):
 
 def test_lists_and_null():
     config = compose_config("generate", ["prompts=[a,'b, c']", "stop=###", "seed=null"])
-    assert config["prompts"] == ["a", "b, c"]
-    assert config["sampling"]["stop"] == ["###"]
+    assert config["prompts"] == ("a", "b, c")
+    assert config["sampling"]["stop"] == ("###",)
     assert config["sampling"]["seed"] is None
     two = compose_config("generate", ["stop=['a','b']", "bundle=null"])
-    assert two["sampling"]["stop"] == ["a", "b"]
+    assert two["sampling"]["stop"] == ("a", "b")
     assert two["compile"]["bundle"] is None
+
+
+def test_words_for_true_numbers_and_nothing_are_understood():
+    words = ["chat=yes", "stop=[1,a]", "seed=None", "temperature=1", "opt.strict=off"]
+    config = compose_config("generate", words)
+    assert config["chat"] is True
+    assert config["opt"]["strict"] is False
+    assert config["sampling"]["stop"] == ("1", "a")
+    assert config["sampling"]["seed"] is None
+    assert config["sampling"]["temperature"] == 1.0
 
 
 def test_short_names_reach_their_keys():
@@ -122,12 +132,13 @@ def test_a_model_may_be_a_directory_here(tmp_path, monkeypatch):
         ("model=smolm2", "did you mean 'smollm2'"),
         ("model=", "unknown option"),
         ("sampling=greddy", "did you mean 'greedy'"),
-        ("max_tokens=many", "sampling.max_tokens: 'many' is not an integer"),
-        ("max_tokens=1.5", "not an integer"),
-        ("temperature=warm", "not a number"),
-        ("chat=maybe", "not true or false"),
+        ("max_tokens=many", "sampling.max_tokens is 'many'; it must be an integer or None"),
+        ("max_tokens=1.5", "it must be an integer"),
+        ("temperature=warm", "it must be a number"),
+        ("chat=maybe", "chat is 'maybe'; it must be true or false"),
         ("prompts=[a", "cannot read 'prompts=[a'; a list is written [a,b]"),
         ("kv_dtype=int8", "did you mean 'cache.kv_dtype'?"),
+        ("seed=1,2", "'sampling.seed=1,2'"),
         ("prompts=[${nothing}]", "nothing"),
         ("opt.level=O0", "opt.level is only a name; write opt=O0"),
         ("word", "not a setting"),

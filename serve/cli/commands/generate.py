@@ -50,7 +50,7 @@ def run(words: list[str], options: Options) -> int:
 
 def _texts(config: dict[str, Any]) -> list[str]:
     single = [config["prompt"]] if config["prompt"] is not None else []
-    texts = [sys.stdin.read() if text == "-" else text for text in single + config["prompts"]]
+    texts = [sys.stdin.read() if text == "-" else text for text in [*single, *config["prompts"]]]
     if not texts:
         raise ConfigError('there is nothing to complete; give prompt="…", or prompt=- for stdin')
     if "" in texts:

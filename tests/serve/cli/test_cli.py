@@ -208,7 +208,7 @@ def test_fetch_prints_the_directory(capsys, monkeypatch, tmp_path):
         (["generate", "schedular.x=1"], "scheduler"),
         (["generate", "--max-tokns=3"], "max_tokens=VALUE"),
         (["generate", "-x"], "unknown flag"),
-        (["serve", "port=x"], "serve.port: 'x' is not an integer"),
+        (["serve", "port=x"], "serve.port is 'x'; it must be an integer"),
         (["serve", "port=70000"], "0 to 65535"),
         (["generate", "prompt=x", "scheduler.policy=lifo"], "fcfs"),
     ],
