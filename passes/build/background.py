@@ -111,7 +111,7 @@ class BackgroundBuild(BuildObserver):
         return self._program
 
     def result(self) -> tuple[Bundle, str]:
-        """Wait for the bundle and how it was had.
+        """Wait for the bundle and how it was obtained.
 
         Raises:
             GirihError: the build failed.

@@ -93,7 +93,7 @@ def find_or_build(
         observer: told of what is finished before the bundle is.
 
     Returns:
-        The bundle, and how it was had: "found", "copied from PATH", or "built: REASON".
+        The bundle, and how it was obtained: "found", "copied from PATH", or "built: REASON".
 
     Raises:
         BundleError: the directory named by `place` holds a bundle for something else, or none that

@@ -90,7 +90,7 @@ class CoreLoop:
         if core.is_async or not core.has_result():
             self.take_commands(0.0 if core.has_result() else timeout)
         if core.has_result():
-            self._send_outputs(core.digest())
+            self._send_outputs(core.process_outputs())
         if core.failure is not None:
             raise EngineError(core.failure)
         if time.monotonic() >= self._next_alive:

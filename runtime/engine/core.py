@@ -3,9 +3,10 @@
     add_request ─▶ Scheduler.schedule ─▶ PlanQueue ─▶ Scheduler.update ─▶ EngineOutput
                                          (runner)
 
-`step` = `plan_ahead` + `digest`. With asynchronous scheduling two plans are in flight: while the
-runner's thread runs one, the caller digests the one before and plans the one after. The tokens are
-the same: a plan only says which positions to compute, and the runner knows what it sampled.
+`step` = `plan_ahead` + `process_outputs`. With asynchronous scheduling two plans are in flight:
+while the runner's thread runs one, the caller processes the previous one's outputs and plans the
+next. The tokens are the same: a plan only says which positions to compute, and the runner knows
+what it sampled.
 
 One thread owns a core; nothing here locks. What is the fault of one request ends that one alone
 (`isolation.py`); observers that fail are not missed. What happens when the runner raises:
@@ -86,7 +87,7 @@ class EngineStats(msgspec.Struct, frozen=True):
         finished: finish reason -> requests.
         schedule_seconds: time spent making plans.
         run_seconds: time spent in the runner.
-        update_seconds: time spent digesting results.
+        update_seconds: time spent processing outputs.
         kv_cache: the KV cache's counters.
         operation: whether it sleeps, or will when its requests have ended.
         recompiles: tiles this process compiled after the engine was ready; serving never does.
@@ -130,7 +131,7 @@ class EngineCore:
         operations: sleep, wake and new weights.
         profiler: records steps on request, if it may.
         request_checks: called with each request before it is taken in; they may raise.
-        chore: called with the core before it plans, about once a second while it is idle.
+        idle_hook: called with the core before it plans, about once a second while it is idle.
         compile_state: tells how far a build behind the serving engine is.
         sign_of_life: called about once a second while the core waits for something long.
         count_recompiles: tells how many tiles were compiled since the engine was ready.
@@ -154,7 +155,7 @@ class EngineCore:
         self._late_outputs: list[EngineOutput] = []
         self.profiler: StepProfiler | None = None
         self.request_checks: list[Callable[[EngineRequest], None]] = []
-        self.chore: Callable[[EngineCore], None] | None = None
+        self.idle_hook: Callable[[EngineCore], None] | None = None
         self.compile_state: Callable[[], CompileState] | None = None
         self.sign_of_life: Callable[[], object] = lambda: None
         self.count_recompiles: Callable[[], int] = lambda: 0
@@ -250,7 +251,7 @@ class EngineCore:
         return self.operations.is_pending
 
     def step(self) -> list[EngineOutput]:
-        """Plan what can be planned, then wait for the oldest plan and digest its result.
+        """Plan what can be planned, then wait for the oldest plan and process its outputs.
 
         Returns:
             One record per request that got tokens or ended; empty without work.
@@ -260,15 +261,15 @@ class EngineCore:
         """
         self._check_alive()
         if self.plan_ahead():
-            return self.digest()
+            return self.process_outputs()
         if self.scheduler.blocked:  # nothing else to do: do not spin
-            self.scheduler.gate.wait(BLOCKED_SECONDS)
+            self.scheduler.pending_grammars.wait(BLOCKED_SECONDS)
         return []
 
     def plan_ahead(self) -> bool:
         """Make plans until as many are in flight as may be; whether any is."""
-        if self.chore is not None:
-            self.chore(self)
+        if self.idle_hook is not None:
+            self.idle_hook(self)
         if self.operations.is_pending:
             self.operations.advance()
         while len(self._planned) < self._max_in_flight and not self._is_paused:
@@ -286,7 +287,7 @@ class EngineCore:
         return bool(self._planned)
 
     def has_result(self) -> bool:
-        """Return whether `digest` would not wait for the runner's thread."""
+        """Return whether `process_outputs` would not wait for the runner's thread."""
         return self._queue.has_result()
 
     def seconds_in_step(self) -> float:
@@ -298,11 +299,11 @@ class EngineCore:
 
         That is when a plan has run in the runner's thread, and when a blocked request may go on.
         """
-        self.scheduler.gate.on_ready(callback)
+        self.scheduler.pending_grammars.on_ready(callback)
         if isinstance(self._queue, ThreadedPlanQueue):
             self._queue.on_result = callback
 
-    def digest(self) -> list[EngineOutput]:
+    def process_outputs(self) -> list[EngineOutput]:
         """Wait for the oldest plan in flight (there must be one) and take in its result.
 
         Returns:

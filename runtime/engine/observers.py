@@ -27,7 +27,7 @@ class StepReport:
         started: when the runner took it up.
         ended: when the runner was done.
         received: when the scheduler took the result.
-        updated: when it was digested.
+        updated: when its outputs were processed.
         times: the runner's own account, if it gives one.
         dispatch: how the model ran, in words.
     """
@@ -51,7 +51,7 @@ class CoreObserver:
         """A request was taken in."""
 
     def on_step(self, report: StepReport) -> None:
-        """A step was digested."""
+        """The outputs of a step were processed."""
 
     def on_end(self, outputs: list[EngineOutput]) -> None:
         """Requests ended between steps (aborted, or failed with their step)."""

@@ -190,5 +190,5 @@ class Operations:
     def _settle(self, work: Callable[[], None]) -> None:
         """Let plans in flight, which concern nobody any more, come to their end; then work."""
         while self._core.is_running:
-            self._core.digest()
+            self._core.process_outputs()
         work()

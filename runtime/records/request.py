@@ -18,7 +18,7 @@ from girih.runtime.records.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from girih.runtime.schedule.block_pool import KVBlock
-    from girih.runtime.schedule.gate import Ticket
+    from girih.runtime.schedule.pending_grammars import PendingGrammar
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +127,7 @@ class Request:
         num_released_rows: leading rows given back, per kind of KV group that forgets.
         kv_due: computed tokens at which the KV cache manager has something to do.
         block_hashes: chained hashes of the leading full blocks, filled on demand.
-        ticket: what it needs from outside (see `Gate`), held until the request is gone.
+        pending_grammar: the work it waits for (see `PendingGrammars`), held until it is gone.
     """
 
     __slots__ = (
@@ -145,6 +145,7 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "num_released_rows",
+        "pending_grammar",
         "pooling",
         "priority",
         "prompt_logprobs",
@@ -153,7 +154,6 @@ class Request:
         "sequence",
         "status",
         "stop_ids",
-        "ticket",
         "token_ids",
     )
 
@@ -162,7 +162,7 @@ class Request:
         self.request_id = source.request_id
         self.sampling = sampling
         self.pooling = source.pooling
-        self.ticket: Ticket | None = None
+        self.pending_grammar: PendingGrammar | None = None
         self.priority = source.priority
         self.arrival_time = source.arrival_time
         self.cache_salt = source.cache_salt
@@ -194,7 +194,7 @@ class Request:
     @property
     def must_wait(self) -> bool:
         """True if something from outside is missing still."""
-        return self.ticket is not None and not self.ticket.done()
+        return self.pending_grammar is not None and not self.pending_grammar.done()
 
     @property
     def is_answering(self) -> bool:

@@ -1,4 +1,4 @@
-"""Decides which tokens each step computes, and digests the results.
+"""Decides which tokens each step computes, and processes the outputs.
 
 There is no prefill phase and no decode phase. Every request has a debt of tokens whose KV is
 missing; a step pays debts until its budget is spent: running requests first, in order, then
@@ -8,7 +8,7 @@ waiting ones unless this step had to preempt.
                    ▲                  │
                    ╰────preempt───────╯   blocks freed, num_computed_tokens = 0, output tokens stay
 
-A request is blocked while it waits for something outside (see `Gate`); it holds up nobody.
+A request is blocked while it waits for a grammar (see `PendingGrammars`); it holds up nobody.
 
 A plan moves `num_computed_tokens` forward at once (optimistic), so the next plan may be made
 before the result is there; results are paired with plans by `step_id`, in order. Void results
@@ -33,8 +33,8 @@ from girih.runtime.records.plans import (
 )
 from girih.runtime.records.request import EngineOutput, EngineRequest, Request, RequestStatus
 from girih.runtime.schedule.admission import AdmissionLimits
-from girih.runtime.schedule.gate import Gate, OpenGate
 from girih.runtime.schedule.kv_cache import KVCacheManager
+from girih.runtime.schedule.pending_grammars import NoPendingGrammars, PendingGrammars
 from girih.runtime.schedule.plan_draft import PlanDraft, PlanInFlight, PlannedTokens
 from girih.runtime.schedule.waiting_queue import make_waiting_queue
 
@@ -50,7 +50,7 @@ class Scheduler:
         config: budgets and policy.
         kv_cache: gives and takes back blocks.
         max_model_len: longest prompt + output, in tokens.
-        gate: what requests wait for before they are queued.
+        pending_grammars: what requests wait for before they are queued.
         task: what the model is for.
 
     Attributes:
@@ -65,7 +65,7 @@ class Scheduler:
         config: SchedulerConfig,
         kv_cache: KVCacheManager,
         max_model_len: int,
-        gate: Gate | None = None,
+        pending_grammars: PendingGrammars | None = None,
         task: str = "generate",
     ) -> None:
         self.config = config
@@ -73,7 +73,7 @@ class Scheduler:
         self.limits = AdmissionLimits(config, max_model_len, kv_cache.capacity_tokens, task)
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []
-        self.gate = gate or OpenGate()
+        self.pending_grammars = pending_grammars or NoPendingGrammars()
         self.blocked: dict[str, Request] = {}
         self.waiting = make_waiting_queue(config.policy)
         self.num_preemptions = 0
@@ -118,7 +118,7 @@ class Scheduler:
         self._check_queue(len(source.prompt_token_ids))
         request = Request(source, self._next_sequence, max_total_tokens)
         self.kv_cache.hash_prompt(request)
-        request.ticket = self.gate.ticket(request.sampling)
+        request.pending_grammar = self.pending_grammars.start(request.sampling)
         self._next_sequence += 1  # nothing is kept of a request that failed up to here
         self.requests[request.request_id] = request
         if request.must_wait:
@@ -299,7 +299,7 @@ class Scheduler:
         """Digest the result of the oldest plan in flight; one record per request with news.
 
         A request that the result has an error for, or misses the token of, ends with finish reason
-        "error", and so does one whose news cannot be digested.
+        "error", and so does one whose output cannot be processed.
 
         Raises:
             EngineError: the result answers another plan (nothing has changed then).
@@ -308,8 +308,8 @@ class Scheduler:
         num_unfinished = len(self.requests)
         outputs: list[EngineOutput] = []
 
-        def digest(part: PlannedTokens) -> None:
-            output = self._digest(part, result)
+        def process(part: PlannedTokens) -> None:
+            output = self._process_output(part, result)
             if output is not None:
                 outputs.append(output)
 
@@ -319,12 +319,14 @@ class Scheduler:
             outputs.append(self._end_without_news(part.request, describe(error)))
 
         # Those of an older epoch were preempted or ended meanwhile: late results.
-        each((part for part in parts if part.request.epoch == part.epoch), digest, fail)
+        each((part for part in parts if part.request.epoch == part.epoch), process, fail)
         if len(self.requests) != num_unfinished:
             self._drop_finished_from_running()
         return outputs
 
-    def _digest(self, part: PlannedTokens, result: ModelRunnerOutput) -> EngineOutput | None:
+    def _process_output(
+        self, part: PlannedTokens, result: ModelRunnerOutput
+    ) -> EngineOutput | None:
         """Take in what one request got; its record, if there is news."""
         request, _, _, end, samples = part
         error = result.errors.get(request.request_id)

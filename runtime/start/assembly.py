@@ -77,7 +77,7 @@ def watch_compiling(core: EngineCore, executable: Executable, build: ServingBuil
         started = build.compiles_at_start
         core.count_recompiles = lambda: max(0, COMPILES.total - started - build.state().total_tiles)
         core.compile_state = build.state
-        core.chore = lambda core: build.tend(core, executable)
+        core.idle_hook = lambda core: build.tend(core, executable)
         core.closers.append(build.cancel)
 
 

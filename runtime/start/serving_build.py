@@ -131,7 +131,7 @@ class ServingBuild(BackgroundBuild):
             self._note_answer()
             self.take_in(executable)
         if self.is_over:
-            core.chore = None
+            core.idle_hook = None
             if self.was_rejected:
                 core.recompute()
 

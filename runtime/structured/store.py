@@ -1,7 +1,7 @@
 """Compiled grammars: made in a thread pool beside the steps, kept in a bounded cache.
 
-A request is blocked (see `Gate`) until its grammar is there, good or bad; a bad one ends the
-request when the runner asks for a matcher.
+A request is blocked (see `PendingGrammars`) until its grammar is compiled or refused; a refusal
+ends the request when the runner asks for a matcher.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ class GrammarStore:
         self._became_ready = threading.Event()
         self._callback: Callable[[], None] = lambda: None
 
-    def ticket(self, sampling: SamplingParams) -> Future[Grammar] | None:
-        """See `Gate.ticket`."""
+    def start(self, sampling: SamplingParams) -> Future[Grammar] | None:
+        """See `PendingGrammars.start`."""
         return None if sampling.structured is None else self._future(sampling.structured)
 
     def wait(self, seconds: float) -> None:
-        """See `Gate.wait`."""
+        """See `PendingGrammars.wait`."""
         self._became_ready.wait(seconds)
         self._became_ready.clear()
 
     def on_ready(self, callback: Callable[[], None]) -> None:
-        """See `Gate.on_ready`."""
+        """See `PendingGrammars.on_ready`."""
         self._callback = callback
 
     def matcher(self, structured: StructuredOutput) -> Matcher:

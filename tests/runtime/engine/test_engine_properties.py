@@ -1,7 +1,7 @@
 """Random traffic through the core; every request must end as if it had run alone.
 
-Two machines: the core as it is (plan, run, digest), and the scheduler with several plans in
-flight, whose results come later. The fake runner's KV memory shows any block that was handed out
+Two machines: the core as it is (plan, run, process outputs), and the scheduler with several plans
+in flight, whose results come later. The fake runner's KV memory shows any block that was handed out
 too early or cached with wrong content.
 """
 
@@ -305,7 +305,7 @@ class StepMachine(Traffic):
 
 
 class PlansInFlightMachine(Traffic):
-    """Up to three plans are made before the first one's result is digested."""
+    """Up to three plans are made before the first one's result is processed."""
 
     @initialize()
     def nothing_in_flight(self):

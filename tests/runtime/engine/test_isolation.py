@@ -163,7 +163,9 @@ def scores(core, patch):
 
 
 def digestion(core, patch):
-    when_culprit(lambda part, result: part.request.request_id, core.scheduler, "_digest", patch)
+    when_culprit(
+        lambda part, result: part.request.request_id, core.scheduler, "_process_output", patch
+    )
 
 
 def taken_into_the_cache(core, patch):

@@ -117,11 +117,11 @@ class Setting:
         self.core.recomputed += 1
 
     def tend_until(self, phase):
-        """Let an idle core look after its chore until the build is in `phase`."""
+        """Let an idle core run its idle hook until the build is in `phase`."""
         deadline = threading.Event()
         for _ in range(WAIT * 100):
-            if self.core.chore is not None:
-                self.core.chore(self.core)
+            if self.core.idle_hook is not None:
+                self.core.idle_hook(self.core)
             if self.build.state().phase == phase:
                 return self.build.state()
             deadline.wait(0.01)
@@ -146,7 +146,7 @@ def test_an_idle_engine_takes_tiles_in_and_the_canary_runs(tmp_path, monkeypatch
     done = setting.tend_until("done")
     assert "canary 12 tokens as eager code, recorded" in done.detail
     assert done.seconds == setting.build.state().seconds > 0  # the clock stands still
-    assert setting.core.chore is None
+    assert setting.core.idle_hook is None
     assert setting.core.recomputed == 0
     assert setting.core.count_recompiles() == 0
 
@@ -188,8 +188,8 @@ def test_a_failing_canary_brings_the_eager_pieces_back(tmp_path, monkeypatch, ca
         setting.tend_until("compiling")
     setting.may_end.set()
     setting.tend_until("failed")
-    while setting.core.chore is not None:
-        setting.core.chore(setting.core)
+    while setting.core.idle_hook is not None:
+        setting.core.idle_hook(setting.core)
     state = setting.build.state()
     assert (state.phase, state.tiles) == ("failed", 0)
     assert "fails its canary" in state.detail
@@ -209,8 +209,8 @@ def test_a_canary_that_does_not_run_is_one_that_failed(tmp_path, monkeypatch):
     setting.build.serve(setting.pieces, check)
     setting.may_build.set()
     setting.may_end.set()
-    while setting.core.chore is not None:
-        setting.core.chore(setting.core)
+    while setting.core.idle_hook is not None:
+        setting.core.idle_hook(setting.core)
     state = setting.build.state()
     assert state.phase == "failed"
     assert "the canary did not run: RuntimeError: can't allocate memory" in state.detail
@@ -250,7 +250,7 @@ def test_a_running_engine_is_tended_by_its_steps(tmp_path, monkeypatch):
     setting.core.is_running = True
     setting.may_build.set()
     setting.may_end.set()
-    setting.core.chore(setting.core)
+    setting.core.idle_hook(setting.core)
     assert setting.running == set()
     while setting.build.take_in(setting.executable):
         pass

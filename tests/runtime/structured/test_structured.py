@@ -590,15 +590,15 @@ def test_compilation_happens_once_and_elsewhere(vocabulary):
     store, woken = GrammarStore(slow_vocabulary), threading.Event()
     store.on_ready(woken.set)
     params = SamplingParams(structured=StructuredOutput.choice(["a"]))
-    ticket = store.ticket(params)
+    pending = store.start(params)
     assert started.wait(20)
-    assert not ticket.done()
-    assert store.ticket(SamplingParams()) is None
+    assert not pending.done()
+    assert store.start(SamplingParams()) is None
     go_on.set()
     assert woken.wait(20)
     store.wait(20)
-    assert ticket.done()
-    assert store.ticket(params) is ticket
+    assert pending.done()
+    assert store.start(params) is pending
     assert len(threads) == 1
     assert threads[0] is not threading.current_thread()
 
@@ -611,7 +611,7 @@ def test_the_cache_is_bounded_and_keyed_by_form(store):
     gc.collect()
     assert len(store._held) == 4
     again = msgspec.structs.replace(forms[-1], param="elsewhere")
-    assert store.ticket(SamplingParams(structured=again)).done()
+    assert store.start(SamplingParams(structured=again)).done()
 
 
 def test_more_forms_than_the_cache_holds_all_become_ready(new_core, vocabulary):
@@ -622,15 +622,15 @@ def test_more_forms_than_the_cache_holds_all_become_ready(new_core, vocabulary):
         return vocabulary
 
     store, core = GrammarStore(slow_vocabulary, max_grammars=4), new_core()
-    core.scheduler.gate = store
+    core.scheduler.pending_grammars = store
     forms = [StructuredOutput.choice([f"x{i}"]) for i in range(10)]
     for index, form in enumerate(forms):
         core.add_request(make_request(f"r{index}", structured=form, max_tokens=2))
     assert len(core.scheduler.blocked) == 10
-    compiled = [request.ticket for request in core.scheduler.requests.values()]
+    compiled = [request.pending_grammar for request in core.scheduler.requests.values()]
     go_on.set()
     wait(compiled, timeout=20)
-    assert [store.ticket(SamplingParams(structured=form)) for form in forms] == compiled
+    assert [store.start(SamplingParams(structured=form)) for form in forms] == compiled
     assert len(run_to_end(core)) == 10
 
 

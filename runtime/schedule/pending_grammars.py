@@ -8,19 +8,19 @@ from typing import Protocol
 from girih.runtime.records.sampling_params import SamplingParams
 
 
-class Ticket(Protocol):
+class PendingGrammar(Protocol):
     """A future of pending work; its result is kept for as long as somebody holds the future."""
 
     def done(self) -> bool:
-        """Return whether it is there, good or bad."""
+        """Return whether the work has ended, with a result or an error."""
         ...
 
 
-class Gate(Protocol):
-    """Says when a request may be queued; the work it waits for goes on in other threads."""
+class PendingGrammars(Protocol):
+    """Work that requests wait for before they are queued; it runs in other threads."""
 
-    def ticket(self, sampling: SamplingParams) -> Ticket | None:
-        """What a request needs from outside, and start the work on it; None for nothing."""
+    def start(self, sampling: SamplingParams) -> PendingGrammar | None:
+        """Start the work a request waits for and return its future; None for nothing."""
         ...
 
     def wait(self, seconds: float) -> None:
@@ -32,10 +32,10 @@ class Gate(Protocol):
         ...
 
 
-class OpenGate:
+class NoPendingGrammars:
     """Nothing to wait for."""
 
-    def ticket(self, sampling: SamplingParams) -> None:
+    def start(self, sampling: SamplingParams) -> None:
         """Nothing is needed."""
 
     def wait(self, seconds: float) -> None:

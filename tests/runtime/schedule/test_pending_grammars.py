@@ -12,7 +12,7 @@ from girih.runtime.records.structured_output import StructuredOutput
 FORM = StructuredOutput.json_object()
 
 
-class SlowGate:
+class SlowGrammars:
     """Structured requests wait until `is_open`."""
 
     def __init__(self):
@@ -20,7 +20,7 @@ class SlowGate:
         self.waits = 0
         self.callbacks = []
 
-    def ticket(self, sampling):
+    def start(self, sampling):
         return None if sampling.structured is None else self
 
     def done(self):
@@ -36,7 +36,7 @@ class SlowGate:
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def core(new_core, request):
     core = new_core(async_scheduling=request.param)
-    core.scheduler.gate = SlowGate()
+    core.scheduler.pending_grammars = SlowGrammars()
     yield core
     core.close()
 
@@ -49,7 +49,7 @@ def test_a_blocked_request_holds_up_nobody(core):
     assert {output.request_id for output in outputs} == {"free"}
     assert core.scheduler.requests["blocked"].status is RequestStatus.BLOCKED
     core.check_integrity()
-    core.scheduler.gate.is_open = True
+    core.scheduler.pending_grammars.is_open = True
     assert set(run_to_end(core)) == {"blocked"}
 
 
@@ -57,7 +57,7 @@ def test_only_blocked_requests_make_a_step_wait(core):
     core.add_request(make_request("blocked", structured=FORM))
     assert core.has_work()
     assert core.step() == []
-    assert core.scheduler.gate.waits == 1
+    assert core.scheduler.pending_grammars.waits == 1
 
 
 def test_abort_while_blocked(core):
@@ -69,7 +69,7 @@ def test_abort_while_blocked(core):
 
 def test_blocked_requests_count_as_waiting(new_core):
     core = new_core(max_num_waiting=1)
-    core.scheduler.gate = SlowGate()
+    core.scheduler.pending_grammars = SlowGrammars()
     core.add_request(make_request("blocked", structured=FORM))
     with pytest.raises(QueueFullError):
         core.add_request(make_request("other"))
@@ -80,4 +80,4 @@ def test_the_core_passes_its_callback_on(core):
         pass
 
     core.on_result(wake)
-    assert core.scheduler.gate.callbacks == [wake]
+    assert core.scheduler.pending_grammars.callbacks == [wake]
