@@ -168,7 +168,7 @@ class NoKeys:
 
 @dataclasses.dataclass(frozen=True)
 class VerbSchema:
-    """What a verb accepts: its sections and its own top-level keys."""
+    """The settings of a verb: its sections and its own top-level keys."""
 
     sections: tuple[str, ...]
     keys: type = NoKeys

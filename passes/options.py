@@ -1,4 +1,4 @@
-"""What can be switched, per pass and per level, as plain dataclasses (no torch: read by `--help`).
+"""Switches per pass and per level, as plain dataclasses (no torch: read by `--help`).
 
 `conf/opt/O*.yaml` fills these. The order of passes is code (`passes/pipeline.py`); whether one
 runs is configuration.

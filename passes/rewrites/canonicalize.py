@@ -109,7 +109,7 @@ def _drop_identities(graph: fx.Graph) -> int:
 
 
 def _is_identity(node: fx.Node) -> bool:
-    """Whether a cast, view or copy returns its operand unchanged (same type, shape, strides)."""
+    """Return whether a cast, view or copy returns its operand unchanged (type, shape, strides)."""
     if node.target is aten.dropout.default:
         return node.args[2] is False
     source = node.args[0]

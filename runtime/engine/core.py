@@ -243,7 +243,7 @@ class EngineCore:
                 self.sign_of_life()
 
     def has_work(self) -> bool:
-        """Whether a `step` would find something to do: plans in flight, unfinished requests."""
+        """Return whether a `step` has work: plans in flight or unfinished requests."""
         if self._planned:
             return True
         if self.scheduler.has_work():

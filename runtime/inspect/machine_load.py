@@ -27,7 +27,7 @@ class OtherWork:
         self._begun = time.perf_counter(), self._busy(), _own()
 
     def average(self) -> float | None:
-        """How many were busy with something else; None where the system does not say."""
+        """Return the mean number of cores busy elsewhere; None where the system does not say."""
         began, busy_before, own_before = self._begun
         busy, seconds = self._busy(), time.perf_counter() - began
         if busy is None or busy_before is None or seconds <= 0:

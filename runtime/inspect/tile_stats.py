@@ -75,7 +75,7 @@ def _fastest(graph: fx.Graph, tokens: int, compiled: TileFn) -> float:
 
 
 def is_enough(samples: list[float], seconds: float, others: OtherWork) -> bool:
-    """Whether the fastest call is known: several took about as long, or patience is at its end.
+    """Return whether the fastest call is known: several took about as long, or time is up.
 
     On a busy machine most calls wait for a thread that does not run, about as long each; then only
     patience counts.

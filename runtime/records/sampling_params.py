@@ -95,7 +95,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether it is text, without half of a surrogate pair, which no process could send on."""
+    """Return whether it is text without lone surrogates, which cannot be encoded."""
     return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 

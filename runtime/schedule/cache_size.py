@@ -86,7 +86,7 @@ def plan_cache(
 
 @dataclass(frozen=True)
 class _Fit:
-    """Whether requests fit into a budget of bytes, or into a given number of blocks."""
+    """Decides whether requests fit into a budget of bytes, or into a given number of blocks."""
 
     config: CacheConfig
     demand: CacheDemand

@@ -102,7 +102,7 @@ class _Closing:
             node.setdefault("type", "object")
 
     def _names(self, node: dict[str, Any]) -> Names | None:
-        """What a schema and those it takes in name; None when one says what else there may be."""
+        """Collect the names of a schema and those it includes; None if one allows further names."""
         if id(node) not in self._known:
             self._known[id(node)] = None  # it may take in itself
             self._known[id(node)] = self._found_names(node, ())
@@ -173,7 +173,7 @@ def _parts_in(node: dict[str, Any], but: Collection[str] = ()) -> Iterator[dict[
 
 
 def _is_cover(node: dict[str, Any]) -> bool:
-    """Whether a schema names nothing itself and takes in one, which is closed where it is."""
+    """Return whether a schema names nothing itself and includes one that is closed elsewhere."""
     if any(name in node for name in ("properties", "patternProperties", "required", *OPTIONS)):
         return False
     return len([*_parts_in(node)]) + ("$ref" in node) == 1

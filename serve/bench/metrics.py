@@ -93,7 +93,7 @@ def percentile(ordered: Sequence[float], rank: float) -> float:
 
 
 def keeps(record: RequestRecord, slo: SloConfig) -> bool:
-    """Whether a request keeps every limit that is set; what it has no value for counts as kept."""
+    """Return whether a request keeps all limits that are set; a missing value counts as kept."""
     if record.error is not None:
         return False
     seen = {

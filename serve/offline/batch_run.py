@@ -162,7 +162,7 @@ class BatchRun:
             raise EngineError(f"the server does not answer: {error!r}") from error
 
     async def _has_lost_engine(self, response: httpx.Response) -> bool:
-        """Whether an answer is an error because the engine ended, not because of the line."""
+        """Return whether an answer is an error of the engine's end, not of the line."""
         code = _error_of(response).get("code")
         if code != "generation_failed":
             return code == "engine_error"

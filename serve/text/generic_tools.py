@@ -34,7 +34,7 @@ answer in words."""
 
 
 def are_needed(template: ChatTemplate, tool_parser: str) -> bool:
-    """Whether nothing says how a model with this template writes calls (`serve.tool_parser`)."""
+    """Return whether this template has no known tool format (see `serve.tool_parser`)."""
     known = choose(tool_formats(), tool_parser, template.source, "serve.tool_parser")
     return tool_parser == "auto" and known is None
 

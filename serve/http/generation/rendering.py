@@ -31,7 +31,7 @@ RESERVED = frozenset(
 
 
 def is_long(body: RenderingBody) -> bool:
-    """Whether a body is worth a worker thread: its text is long, or schemas are to be checked."""
+    """Return whether a body needs a worker thread: it has long text, or schemas to check."""
     sizes = (len(str(message.get("content"))) for message in body.messages or ())
     return bool(body.tools) or sum(sizes) > LONG_BODY
 

@@ -39,7 +39,7 @@ class PooledBody(Body):
 
 
 class TextsBody(PooledBody, RenderingBody):
-    """What is read: texts, or one conversation in `messages` through the chat template."""
+    """Texts, or one conversation in `messages` through the chat template."""
 
     input: Texts | None = described(
         "A text, token ids, or a list of either.", examples=["Hello!", ["Hello!", "Bye."]]
