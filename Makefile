@@ -9,14 +9,14 @@ ARGS   ?=
 PARALLEL := -n auto --dist worksteal -o faulthandler_timeout=660 -o faulthandler_exit_on_timeout=true
 FAST   := "not slow and not gpu and not network and not real_model"
 
-.PHONY: help serve test test-slow archs check format soak bench clean
+.PHONY: help serve test test-slow archs check types format soak bench clean
 
 help:
 	@echo "make serve      install, fetch SmolLM2, compile it, serve it on :8000   (ARGS='port=9000 model=DIR')"
 	@echo "make test       install and run the test suite, a worker per core       (ARGS='-k scheduler')"
 	@echo "make test-slow  the tests marked slow, network and real_model"
 	@echo "make archs      every model family against transformers: graph/ARCHITECTURES.md  (ARCHS_COMPILE=1: compiled)"
-	@echo "make check      lint, format and types"
+	@echo "make check      lint, format and types (make types: types alone, of the tests too)"
 	@echo "make soak       10 minutes of mixed traffic against SmolLM2, then everything is checked  (ARGS='--seconds 60')"
 	@echo "make bench      speed on conf/bench/workloads.json                     (ARGS='model=DIR')"
 
@@ -49,7 +49,11 @@ archs: $(READY)
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(MAKE) types
+
+types: $(READY)
 	MYPYPATH=$(VENV)/src $(BIN)/mypy -p girih
+	cd tests && MYPYPATH=../$(VENV)/src ../$(BIN)/mypy .
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

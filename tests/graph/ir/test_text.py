@@ -1,5 +1,7 @@
 """Canonical text: equal computations have equal text, different ones do not."""
 
+from typing import Any
+
 import torch
 from support_graphs import capture
 from torch import fx
@@ -89,7 +91,7 @@ def test_an_own_symbol_inside_a_longer_one():
                 def __str__(self):
                     return "s1 + s12"
 
-    size = Size()
+    size: Any = Size()
     size.node.expr = Size.node.expr()
     assert SymbolNames({"s1": "A", "s12": "B"}).text(size) == "A + B"
 

@@ -167,6 +167,7 @@ def test_what_cannot_travel_is_refused(connect, wrong):
 
 def test_a_core_ends_with_its_client():
     client = WaitingClient(ProcessTransport(support_process.build))
+    assert isinstance(client.client.transport, ProcessTransport)
     pid = client.client.transport.supervisor.pid
     assert support_process.alive(pid)
     client.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from support_core import make_request, run_to_end
@@ -294,7 +296,7 @@ def test_a_fault_that_does_not_come_back_fails_nobody(core, monkeypatch, caplog)
 
 
 def test_states_that_were_advanced_are_not_advanced_again(new_core, monkeypatch, caplog):
-    runner = TensorFakeRunner(ROWS, LENGTH, BLOCK, VOCAB)
+    runner: Any = TensorFakeRunner(ROWS, LENGTH, BLOCK, VOCAB)
     runner.executable.layout.state_specs = ("recurrent",)
     core = new_core(64, BLOCK, LENGTH, runner=runner, max_num_seqs=ROWS)
     calls = []

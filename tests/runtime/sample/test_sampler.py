@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -370,7 +371,7 @@ def test_logprobs_are_of_the_raw_distribution_and_only_for_rows_that_ask():
     assert output.logprobs[2].top_token_ids == []
 
 
-EDGES = {
+EDGES: dict[str, list[Any]] = {
     "temperature": [0.0, -0.0, 5e-324, 1e-46, 1e-40, 1e-38, 2.0**-126, 1e-30, 1e38, 1e39, 1e308],
     "top_p": [5e-324, 1e-46, 1e-40, 1e-9, 1 - 2.0**-30, 1 - 2.0**-53],
     "min_p": [-0.0, 5e-324, 1e-46, 1e-40, 1 - 2.0**-30, 1.0],

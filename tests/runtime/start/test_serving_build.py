@@ -5,6 +5,7 @@ import functools
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -175,7 +176,8 @@ def test_compilers_start_when_eager_pieces_have_answered_or_nobody_asks(seconds,
 
 
 def test_a_build_nobody_serves_beside_can_be_cancelled():
-    build = ServingBuild(lambda observer, progress: observer.split(program()), lambda event: None)
+    split: Any = lambda observer, progress: observer.split(program())  # noqa: E731
+    build = ServingBuild(split, lambda event: None)
     build.program()
     build.cancel()
     assert not build._thread.is_alive()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -166,7 +167,8 @@ def test_a_preempted_text_is_computed_again(tmp_path):
 def test_a_text_that_is_aborted_leaves_nothing_behind(tmp_path):
     model = write_pooled(tmp_path, "llama", "embed")
     handle = engine(tmp_path, pooling="all", max_num_batched_tokens=16)
-    core, texts = handle.core, random_texts((60, 50))
+    core: Any = handle.core
+    texts = random_texts((60, 50))
     for name, ids in zip("ab", texts, strict=True):
         core.add_request(
             EngineRequest(request_id=name, prompt_token_ids=ids, pooling=PoolingParams())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,7 +87,7 @@ def test_texts_validate(walker, group, backend):
         validator(schema).validate(json.loads(text))
 
 
-MISSED = {
+MISSED: dict[str, dict[str, Any]] = {
     "not": {"not": {"type": "null"}},
     "uniqueItems": {"type": "array", "uniqueItems": True},
     "if": {"if": {"type": "null"}, "then": True},

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import support_tokenizer
@@ -49,7 +50,7 @@ def engine(monkeypatch):
         support_tokenizer.write_files(Path(seen.built.facts.model_path))
         return seen.built
 
-    fake = types.ModuleType("girih.runtime.start.launch")
+    fake: Any = types.ModuleType("girih.runtime.start.launch")
     fake.build_engine = build_engine
     fake.explain = lambda config, progress: f"level {config.opt.level}\npieces=3 tiles=2"
     fake.compile = lambda config, progress: f"bundle {config.compile.bundle}"

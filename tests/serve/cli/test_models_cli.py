@@ -1,6 +1,7 @@
 """`girih models` and `girih models rm`: what is on this machine, and removing it."""
 
 import functools
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -63,7 +64,8 @@ def test_all_kinds_are_listed_with_sizes(capsys, machine):
 
 def test_a_machine_without_any_cache(capsys, machine, monkeypatch):
     monkeypatch.setenv("GIRIH_CACHE_DIR", str(machine / "none"))
-    scan = functools.partial(huggingface_hub.scan_cache_dir.func, machine / "no-hub")
+    patched: Any = huggingface_hub.scan_cache_dir  # by the fixture
+    scan = functools.partial(patched.func, machine / "no-hub")
     monkeypatch.setattr(huggingface_hub, "scan_cache_dir", scan)
     found, total = rows(capsys)
     assert [name for name, _ in found] == ["smollm2", "gemma3_270m", "minilm"]

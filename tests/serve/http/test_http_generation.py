@@ -3,6 +3,7 @@
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import openai
@@ -339,7 +340,7 @@ def events(server, path, body):
 
 
 ROLE = '"delta":{"role":"assistant"'
-STREAMS = {
+STREAMS: dict[str, tuple[dict[str, Any], str]] = {
     "/v1/chat/completions": ({"messages": MESSAGES, "n": 2, "seed": 1}, ROLE),
     "/v1/messages": ({"messages": MESSAGES}, '"type":"message_start"'),
     "/v1/completions": ({"prompt": "one"}, '"choices":'),
