@@ -8,7 +8,7 @@ waiting ones unless this step had to preempt.
                    ▲                  │
                    ╰────preempt───────╯   blocks freed, num_computed_tokens = 0, output tokens stay
 
-A request is blocked while it waits for a grammar (see `PendingGrammars`); it holds up nobody.
+A request is blocked while it waits for a grammar (see `PendingGrammars`); other requests go on.
 
 A plan moves `num_computed_tokens` forward at once (optimistic), so the next plan may be made
 before the result is there; results are paired with plans by `step_id`, in order. Void results
