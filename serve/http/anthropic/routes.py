@@ -18,7 +18,7 @@ from girih.serve.http.anthropic.protocol import (
 from girih.serve.http.base.bodies import ignored_header
 from girih.serve.http.base.errors import as_api_error, json_response, renamed_params
 from girih.serve.http.base.state import open_request
-from girih.serve.http.generation.chat_job import ChatJob, ChatNews, start_chat
+from girih.serve.http.generation.chat_job import ChatChunk, ChatJob, start_chat
 from girih.serve.http.generation.rendering import is_long, render_messages
 from girih.serve.http.generation.sampling import check_temperature
 from girih.serve.http.generation.streaming import KEEP_ALIVE, EventStream, event
@@ -71,7 +71,7 @@ class _MessageWriter:
         self._builder = BlockBuilder()
         self._has_started = False
 
-    def whole(self, news: ChatNews) -> dict[str, Any]:
+    def whole(self, news: ChatChunk) -> dict[str, Any]:
         """Return the body of an answer that is not streamed."""
         for _ in self._builder.push(news.parts):
             pass
@@ -94,7 +94,7 @@ class _MessageWriter:
         except Exception as error:  # the status line is sent: tell it in the stream
             yield _event("error", error=as_api_error(error).body()["error"])
 
-    def _events_of(self, news: ChatNews) -> Iterator[bytes]:
+    def _events_of(self, news: ChatChunk) -> Iterator[bytes]:
         if not self._has_started:
             self._has_started = True
             yield _event("message_start", message=self._message())
@@ -127,7 +127,7 @@ class _MessageWriter:
             "output_tokens": usage.completion_tokens,
         }
 
-    def _ending(self, news: ChatNews) -> dict[str, Any]:
+    def _ending(self, news: ChatChunk) -> dict[str, Any]:
         stop = news.delta.stop_reason
         reason = STOP_REASONS[news.finish_reason or "stop"]
         if reason == "end_turn" and self._builder.has_tool_use:

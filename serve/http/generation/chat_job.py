@@ -1,6 +1,6 @@
 """One conversation being answered: what chat completions, responses and messages share.
 
-ChatCompletionRequest ─▶ start_chat ─▶ ChatJob ─▶ ChatNews, streamed or whole ─▶ a writer
+ChatCompletionRequest ─▶ start_chat ─▶ ChatJob ─▶ ChatChunk, streamed or whole ─▶ a writer
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MAX_WARNINGS = 20
 
 
 @dataclass
-class ChatNews:
+class ChatChunk:
     """A new chunk of one choice.
 
     Attributes:
@@ -128,7 +128,7 @@ class ChatJob:
             body["completion_tokens_details"] = {"reasoning_tokens": self.num_reasoning_tokens()}
         return body
 
-    async def whole(self, http: Request) -> list[ChatNews] | None:
+    async def whole(self, http: Request) -> list[ChatChunk] | None:
         """Wait for every choice; None when the client went away.
 
         Raises:
@@ -139,7 +139,7 @@ class ChatJob:
             return None
         return [self._take(index, delta) for index, delta in enumerate(deltas)]
 
-    async def unwatched(self) -> ChatNews:
+    async def unwatched(self) -> ChatChunk:
         """Wait for the one choice of a request whose client does not.
 
         Raises:
@@ -148,7 +148,7 @@ class ChatJob:
         [delta] = await collect(self.streams)
         return self._take(0, delta)
 
-    async def news(self, keep_alive_seconds: float) -> AsyncIterator[ChatNews | None]:
+    async def news(self, keep_alive_seconds: float) -> AsyncIterator[ChatChunk | None]:
         """Yield news as they come; None after a silence.
 
         Raises:
@@ -163,7 +163,7 @@ class ChatJob:
             raise_if_failed(delta)
             yield self._take(index, delta)
 
-    def _take(self, index: int, delta: Delta) -> ChatNews:
+    def _take(self, index: int, delta: Delta) -> ChatChunk:
         self.usage.add(0, delta)
         parser = self._parsers[index]
         parts = parser.push(delta.text, delta.token_ids)
@@ -174,7 +174,7 @@ class ChatJob:
         reason = delta.finish_reason
         if reason == "stop" and self._called[index]:
             reason = "tool_calls"
-        return ChatNews(index, delta, parts, reason)
+        return ChatChunk(index, delta, parts, reason)
 
 
 async def start_chat(

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from girih.kernels.base.errors import RequestError
 from girih.serve.http.base.errors import as_api_error, json_response
 from girih.serve.http.base.state import open_request
-from girih.serve.http.generation.chat_job import ChatJob, ChatNews, start_chat
+from girih.serve.http.generation.chat_job import ChatChunk, ChatJob, start_chat
 from girih.serve.http.generation.logprobs import LogprobsFormatter
 from girih.serve.http.generation.protocol import ChatCompletionRequest, StreamOptions
 from girih.serve.http.generation.sampling import check_temperature
@@ -72,7 +72,7 @@ class _ChatWriter:
         )
         self._prompt_logprobs = LogprobsFormatter(tokenizer, False, self._body.prompt_logprobs or 0)
 
-    def whole(self, choices: Sequence[ChatNews]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[ChatChunk]) -> dict[str, Any]:
         """Return the body of an answer that is not streamed."""
         body = {
             **self._head,
@@ -122,7 +122,7 @@ class _ChatWriter:
             chunk["prompt_token_ids"] = self._plan.prompts[0]
         return chunk
 
-    def _delta_choice(self, news: ChatNews) -> dict[str, Any]:
+    def _delta_choice(self, news: ChatChunk) -> dict[str, Any]:
         delta: dict[str, Any] = {}
         delta |= self._shown_reasoning(news)
         if news.parts.content:
@@ -131,7 +131,7 @@ class _ChatWriter:
             delta["tool_calls"] = [_call_piece(piece) for piece in news.parts.tool_calls]
         return {**self._ending(news), "delta": delta}
 
-    def _choice(self, news: ChatNews) -> dict[str, Any]:
+    def _choice(self, news: ChatChunk) -> dict[str, Any]:
         parts = news.parts
         message: dict[str, Any] = {
             "role": "assistant",
@@ -144,14 +144,14 @@ class _ChatWriter:
             message["tool_calls"] = [_whole_call(call) for call in parts.tool_calls]
         return {**self._ending(news), "message": message}
 
-    def _shown_reasoning(self, news: ChatNews) -> dict[str, str]:
+    def _shown_reasoning(self, news: ChatChunk) -> dict[str, str]:
         """The reasoning under both names that clients know."""
         text = news.parts.reasoning
         if not text or self._body.include_reasoning is False:
             return {}
         return {"reasoning": text, "reasoning_content": text}
 
-    def _ending(self, news: ChatNews) -> dict[str, Any]:
+    def _ending(self, news: ChatChunk) -> dict[str, Any]:
         records = news.delta.logprobs
         reason = news.finish_reason
         if reason == "tool_calls" and self._job.form.is_named:

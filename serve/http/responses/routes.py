@@ -11,7 +11,7 @@ from girih.kernels.base.errors import QueueFullError, RequestError
 from girih.serve.config import ServeConfig
 from girih.serve.http.base.errors import as_api_error, json_response, renamed_params
 from girih.serve.http.base.state import open_request
-from girih.serve.http.generation.chat_job import ChatJob, ChatNews, start_chat
+from girih.serve.http.generation.chat_job import ChatChunk, ChatJob, start_chat
 from girih.serve.http.generation.logprobs import LogprobsFormatter
 from girih.serve.http.generation.sampling import check_temperature
 from girih.serve.http.generation.streaming import KEEP_ALIVE, EventStream, event
@@ -189,7 +189,7 @@ class _ResponseWriter:
         self._number = 0
         self._input_items = _input_items(body)
 
-    def whole(self, news: ChatNews) -> dict[str, Any]:
+    def whole(self, news: ChatChunk) -> dict[str, Any]:
         """Return the body of an answer that is not streamed."""
         for _ in self._output.push(news.parts, self._logprobs_of(news)):
             pass
@@ -236,11 +236,11 @@ class _ResponseWriter:
         self._number += 1
         return f"event: {kind}\n".encode() + event(body)
 
-    def _logprobs_of(self, news: ChatNews) -> list[dict[str, Any]]:
+    def _logprobs_of(self, news: ChatChunk) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = self._logprobs.chat(news.delta.logprobs or [])["content"]
         return entries
 
-    def _finished(self, news: ChatNews) -> dict[str, Any]:
+    def _finished(self, news: ChatChunk) -> dict[str, Any]:
         status = _status(news)
         is_aborted = news.finish_reason == "abort"
         if is_aborted and self._body.background:
@@ -306,7 +306,7 @@ def _failure(error: Exception) -> dict[str, Any]:
     return {"code": "server_error", "message": as_api_error(error).message}
 
 
-def _status(news: ChatNews) -> str:
+def _status(news: ChatChunk) -> str:
     return "incomplete" if news.finish_reason in INCOMPLETE else "completed"
 
 
