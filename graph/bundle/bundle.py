@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file
@@ -32,6 +32,23 @@ from girih.graph.bundle.files import (
 )
 from girih.graph.ir.program import ProgramLayout
 from girih.graph.ir.weight_plan import WeightPlan
+
+
+@dataclass(frozen=True)
+class BundleOrigin:
+    """Where the code of a start comes from.
+
+    Attributes:
+        status: "found", "copied", "built", "building" (eager pieces answer meanwhile) or "none".
+        reason: why it was not found; of a copy, the bundle that was copied; "" when found.
+    """
+
+    status: Literal["found", "copied", "built", "building", "none"]
+    reason: str = ""
+
+    def as_text(self) -> str:
+        """For people: "found", or "built: no bundle for this key"."""
+        return f"{self.status}: {self.reason}" if self.reason else self.status
 
 
 @dataclass(frozen=True)

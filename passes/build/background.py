@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from girih.graph.bundle.bundle import Bundle
+from girih.graph.bundle.bundle import Bundle, BundleOrigin
 from girih.graph.execute.executable import Executable
 from girih.graph.partition.partition import Program
 from girih.graph.tiles.inductor import load_tile
@@ -67,7 +67,7 @@ class BackgroundBuild(BuildObserver):
     """A build in a thread of its own.
 
     Args:
-        build: finds or builds the bundle, telling the observer; returns (bundle, how).
+        build: finds or builds the bundle, telling the observer; returns the bundle and its origin.
         progress: observer of the build until eager pieces can run.
 
     Attributes:
@@ -80,7 +80,7 @@ class BackgroundBuild(BuildObserver):
 
     def __init__(
         self,
-        build: Callable[[BuildObserver, Progress], tuple[Bundle, str]],
+        build: Callable[[BuildObserver, Progress], tuple[Bundle, BundleOrigin]],
         progress: Progress,
     ) -> None:
         self.total = 0
@@ -89,7 +89,7 @@ class BackgroundBuild(BuildObserver):
         self._build = build
         self._progress = progress
         self._program: Program | None = None
-        self._result: tuple[Bundle, str] | None = None
+        self._result: tuple[Bundle, BundleOrigin] | None = None
         self._parts: SimpleQueue[Part] = SimpleQueue()
         self._ready = threading.Event()  # split, or ended
         self._stop: Callable[[], None] | None = None
@@ -110,8 +110,8 @@ class BackgroundBuild(BuildObserver):
             raise self.error
         return self._program
 
-    def result(self) -> tuple[Bundle, str]:
-        """Wait for the bundle and how it was obtained.
+    def result(self) -> tuple[Bundle, BundleOrigin]:
+        """Wait for the bundle and its origin.
 
         Raises:
             GirihError: the build failed.

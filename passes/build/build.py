@@ -9,17 +9,16 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from safetensors.torch import save_file
 
-from girih.graph.bundle.bundle import Bundle, open_bundle, seal
+from girih.graph.bundle.bundle import Bundle, BundleOrigin, open_bundle, seal
 from girih.graph.bundle.cache import copy_library, mark_used, prune
 from girih.graph.bundle.files import (
     BUNDLE_ADVICE,
@@ -43,6 +42,7 @@ from girih.kernels.base.cache_dir import locked
 from girih.kernels.base.errors import BundleError, CompileError, ConfigError
 from girih.kernels.base.garbage import no_collection
 from girih.kernels.base.progress import Progress, ProgressEvent, no_progress
+from girih.kernels.base.seconds import timed
 from girih.kernels.base.target import Target, why_not_runnable
 from girih.kernels.build.library import build_library, require_compiler, stop_builds
 from girih.passes.build.background import BuildObserver, Part
@@ -53,8 +53,6 @@ from girih.passes.verify.rows import try_rows
 from girih.passes.verify.tiles import prove_tiles
 
 log = logging.getLogger("girih.build")
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def find_or_build(
     place: Place = Place(),
     progress: Progress = no_progress,
     observer: BuildObserver | None = None,
-) -> tuple[Bundle, str]:
+) -> tuple[Bundle, BundleOrigin]:
     """Open the bundle for a model; when there is none, it is copied or compiled first.
 
     Args:
@@ -93,7 +91,7 @@ def find_or_build(
         observer: told of what is finished before the bundle is.
 
     Returns:
-        The bundle, and how it was obtained: "found", "copied from PATH", or "built: REASON".
+        The bundle, and where it comes from: found, copied or built.
 
     Raises:
         BundleError: the directory named by `place` holds a bundle for something else, or none that
@@ -108,7 +106,7 @@ def find_or_build(
     found = _look_up(path, key, explicit, opt.verify)
     if isinstance(found, Bundle):
         mark_used(path)
-        return found, "found"
+        return found, BundleOrigin("found")
     if not place.may_build and explicit:
         raise BundleError(f"{found}; {BUNDLE_ADVICE}")
     if (path / MANIFEST).exists():
@@ -120,15 +118,15 @@ def find_or_build(
     with _exclusive(path, progress):
         again = _look_up(path, key, explicit, opt.verify)
         if isinstance(again, Bundle):
-            return again, "found"
+            return again, BundleOrigin("found")
         if isinstance(twin, Bundle):
             _copy(twin, path)
-            return open_bundle(path), f"copied from {cached}"
+            return open_bundle(path), BundleOrigin("copied", str(cached))
         _Build(spec, opt, target, key, progress, observer or BuildObserver()).run(path)
     if not explicit and place.cache_bytes is not None:
         for removed in prune(bundle_dir(), place.cache_bytes, keep=path):
             log.info("removed %s from the cache, which is full", removed.path)
-    return open_bundle(path), f"built: {found}"
+    return open_bundle(path), BundleOrigin("built", found)
 
 
 def _copy(bundle: Bundle, path: Path) -> None:
@@ -258,11 +256,11 @@ class _Build:
 
     def _front(self) -> tuple[Lowered, Program]:
         with no_collection():
-            traced = self._timed("trace", lambda: trace(self.spec, self.progress))
+            with timed(self.seconds, "trace"):
+                traced = trace(self.spec, self.progress)
             self.progress(ProgressEvent("lower", 0, None, self.opt.level))
-            lowered, program = self._timed(
-                "lower", lambda: lower_and_partition(traced, self.opt, self.target)
-            )
+            with timed(self.seconds, "lower"):
+                lowered, program = lower_and_partition(traced, self.opt, self.target)
         if program.trial is not None:
             self.seconds["rows"] = program.trial.seconds
             self.seconds["lower"] -= program.trial.seconds
@@ -280,7 +278,8 @@ class _Build:
         self.progress(ProgressEvent("prove", 0, None, "tiles against their graphs"))
         # Without the model's roundings a bfloat16 tile ends up to 4 % away from its graph.
         factor = 5.0 if self.opt.fast_math else 1.0
-        tiles = self._timed("prove", lambda: prove_tiles(work, factor))
+        with timed(self.seconds, "prove"):
+            tiles = prove_tiles(work, factor)
         return {"passes": passes, "tiles": tiles, "note": ""}
 
     def _compile_tiles(self, pool: CompilePool, program: Program, work: Path) -> None:
@@ -301,17 +300,17 @@ class _Build:
             following = f"tile {min(count + 1, total)} of {total}"
             self.progress(ProgressEvent("compile", count, total, following))
 
-        self._timed("compile", lambda: pool.compile(jobs, self.target, done))
+        with timed(self.seconds, "compile"):
+            pool.compile(jobs, self.target, done)
 
     def _build_library(self, path: Path) -> None:
-        started = time.perf_counter()
-        donor = copy_library(bundle_dir(), self.key, path)
-        if donor is None:
-            build_library(self.target.isa, path)
-        else:
-            self.donor = donor.name
-            log.info("kernel library taken from bundle %s", donor.name)
-        self.seconds["kernels"] = time.perf_counter() - started
+        with timed(self.seconds, "kernels"):
+            donor = copy_library(bundle_dir(), self.key, path)
+            if donor is None:
+                build_library(self.target.isa, path)
+            else:
+                self.donor = donor.name
+                log.info("kernel library taken from bundle %s", donor.name)
         self.observer.finished(Part(None, path))
 
     def _finish(self, library: Future[None]) -> None:
@@ -323,12 +322,6 @@ class _Build:
         if self.donor:
             words = f"kernel library taken from bundle {self.donor}"
             self.progress(ProgressEvent("kernels", 1, 1, words))
-
-    def _timed(self, name: str, work: Callable[[], T]) -> T:
-        started = time.perf_counter()
-        result = work()
-        self.seconds[name] = time.perf_counter() - started
-        return result
 
     def _description(self, lowered: Lowered, program: Program) -> dict[str, Any]:
         return {

@@ -18,8 +18,9 @@ from girih.graph.weights.load import load_weights
 from girih.graph.weights.unused import check_unused
 from girih.kernels.base.errors import BusyError, ConfigError
 from girih.kernels.base.progress import Progress, no_progress
+from girih.kernels.base.seconds import timed
 from girih.runtime.schedule.cache_size import CacheDemand, CacheSize, plan_cache
-from girih.runtime.start.context import Start
+from girih.runtime.start.context import Start, StartReport
 from girih.runtime.start.runnable_program import RunnableProgram, bundle_tiles
 from girih.runtime.start.serving_build import ServingBuild
 from girih.runtime.start.wanted import model_spec
@@ -38,11 +39,13 @@ class BoundProgram:
         executable: it, with weights and KV cache.
         max_model_len: longest request, in tokens.
         resident: what of it can be dropped and read again.
+        report: how the start went.
     """
 
     executable: Executable
     max_model_len: int
     resident: Resident
+    report: StartReport
 
 
 def bind(start: Start, program: RunnableProgram) -> BoundProgram:
@@ -54,26 +57,27 @@ def bind(start: Start, program: RunnableProgram) -> BoundProgram:
         ConfigError: the model cannot do what it is to do.
         BundleError: the compiled code answers something else than it did.
     """
-    layout, report = program.layout, start.report
+    layout, seconds = program.layout, {**start.seconds, **program.seconds}
     _require_servable(layout, start.spec)
-    weights = report.timed("weights", lambda: _load(start, program, start.spec, start.progress))
+    with timed(seconds, "weights"):
+        weights = _load(start, program, start.spec, start.progress)
     size = _cache_size(start, layout)
-    executable = report.timed("bind", lambda: _executable(start, program, weights, size))
-    report.memory = executable.memory_table() + size.groups.as_saving(size.max_model_len)
-    report.attention = executable.attention_report()
+    with timed(seconds, "bind"):
+        executable = _executable(start, program, weights, size)
+    attention, canary = executable.attention_report(), ""
     if start.config.runtime.batch_invariant:
         require_batch_invariant(executable, program.bundle)
     if program.build:
         _serve_meanwhile(start, program.build, executable, program.tiles, weights)
     if program.bundle:
-        bundle, vocab_size = program.bundle, start.spec.vocab_size
-        report.canary = report.timed(
-            "canary", lambda: check_canary(executable, bundle, weights, vocab_size)
-        )
+        with timed(seconds, "canary"):
+            canary = check_canary(executable, program.bundle, weights, start.spec.vocab_size)
     length = size.max_model_len
     if layout.is_bidirectional:  # what a step takes limits it, not the cache
         length = start.model_length
-    return BoundProgram(executable, length, _resident(start, program, executable))
+    memory = executable.memory_table() + size.groups.as_saving(size.max_model_len)
+    report = StartReport(program.origin, seconds, memory, attention, program.rows, canary)
+    return BoundProgram(executable, length, _resident(start, program, executable), report)
 
 
 def _load(start: Start, program: RunnableProgram, spec: ModelSpec, progress: Progress) -> Weights:

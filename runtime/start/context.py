@@ -1,18 +1,17 @@
-"""What the stages of one start share: the configuration, the model, the target and the report."""
+"""What the stages of one start share (configuration, model, target), and the report at its end."""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass
 
 import torch
 
+from girih.graph.bundle.bundle import BundleOrigin
 from girih.graph.files.spec import ModelSpec
 from girih.kernels.base.errors import ConfigError
 from girih.kernels.base.progress import Progress, ProgressEvent, no_progress
+from girih.kernels.base.seconds import timed
 from girih.kernels.base.target import Target, resolve_target
 from girih.passes.build.build import Place
 from girih.runtime.engine.core import PLANS_IN_FLIGHT
@@ -21,41 +20,32 @@ from girih.runtime.start.wanted import model_spec
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
-
-@dataclass
-class LaunchReport:
+@dataclass(frozen=True)
+class StartReport:
     """How a start went.
 
     Attributes:
-        bundle: "found", "built: REASON", or "none: ..." at O0.
+        bundle: where the code comes from.
         seconds: per stage.
         memory: what the executable owns, for people.
         attention: backend taken, and why others were not.
+        rows: what running the tiles on a few tokens showed, where this start traced the model.
         canary: how the compiled program's answer to a known prompt compared.
-        trial: what running the tiles on a few tokens showed, where this start traced the model.
     """
 
-    bundle: str = ""
-    seconds: dict[str, float] = field(default_factory=dict)
-    memory: str = ""
-    attention: str = ""
-    canary: str = ""
-    trial: str = ""
-
-    def timed(self, name: str, work: Callable[[], T]) -> T:
-        """Run `work` and book its time under `name`."""
-        started = time.perf_counter()
-        result = work()
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
-        return result
+    bundle: BundleOrigin
+    seconds: dict[str, float]
+    memory: str
+    attention: str
+    rows: str
+    canary: str
 
     def as_text(self) -> str:
         """A few lines for the log."""
         parts = ", ".join(f"{name} {value:.2f} s" for name, value in self.seconds.items())
         checked = f"{self.attention}\n{self.canary}".strip()
-        return f"bundle {self.bundle}\n{parts}\n{self.trial}{checked}\n{self.memory}"
+        return f"bundle {self.bundle.as_text()}\n{parts}\n{self.rows}{checked}\n{self.memory}"
 
 
 @dataclass(frozen=True)
@@ -66,15 +56,15 @@ class Start:
         config: what was asked for.
         spec: the model.
         target: what is compiled for, and runs.
-        report: how it went so far; the stages write into it.
         progress: observer of long work.
+        seconds: what reading the model took.
     """
 
     config: EngineConfig
     spec: ModelSpec
     target: Target
-    report: LaunchReport
     progress: Progress
+    seconds: dict[str, float]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -141,8 +131,9 @@ def start_of(config: EngineConfig, progress: Progress = no_progress) -> Start:
     Raises:
         SourceError, ConfigError: as `model_spec` and `target_of`.
     """
-    report = LaunchReport()
-    spec = report.timed("spec", lambda: model_spec(config.model, progress))
+    seconds: dict[str, float] = {}
+    with timed(seconds, "spec"):
+        spec = model_spec(config.model, progress)
     progress(ProgressEvent("model", 1, 1, spec.name, str(spec.files.path)))
     short = spec.rotary.short_length
     if short is not None and not spec.has_short_factors:
@@ -152,7 +143,7 @@ def start_of(config: EngineConfig, progress: Progress = no_progress) -> Start:
             "model.max_model_len=%d where no longer ones are needed",
             *(spec.name, short, short),
         )
-    return Start(config, spec, target_of(config), report, progress)
+    return Start(config, spec, target_of(config), progress, seconds)
 
 
 def target_of(config: EngineConfig) -> Target:

@@ -4,7 +4,7 @@ build_engine   find or build the bundle, load weights, size the KV cache, bind, 
 compile        find or build the bundle only
 explain        print every stage of the compilation
 
-The stages: `start.py` (what they share), `runnable_program.py`, `binding.py`, `assembly.py`.
+The stages: `context.py` (what they share), `runnable_program.py`, `binding.py`, `assembly.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from girih.runtime.records.config import EngineConfig
 from girih.runtime.records.messages import EngineFacts
 from girih.runtime.start.assembly import generating_core, pooling_core, watch_compiling
 from girih.runtime.start.binding import bind
-from girih.runtime.start.context import LaunchReport, Start, start_of
+from girih.runtime.start.context import Start, StartReport, start_of
 from girih.runtime.start.runnable_program import RunnableProgram, obtain_program
 
 
@@ -44,7 +44,7 @@ class Engine:
 
     core: EngineCore
     facts: EngineFacts
-    report: LaunchReport
+    report: StartReport
 
 
 def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engine:
@@ -96,7 +96,7 @@ def _engine_around(start: Start, program: RunnableProgram) -> Engine:
         task=spec.task,
         pooling=pooling,
     )
-    return Engine(core, facts, start.report)
+    return Engine(core, facts, bound.report)
 
 
 def compile(config: EngineConfig, progress: Progress = no_progress) -> str:
@@ -121,13 +121,13 @@ def compile(config: EngineConfig, progress: Progress = no_progress) -> str:
         return prepare(spec, config.opt, target, config.compile.bundle, progress)
     started = time.perf_counter()
     place = replace(start.bundle_place, may_build=True)
-    bundle, how = find_or_build(spec, config.opt, target, place, progress)
+    bundle, origin = find_or_build(spec, config.opt, target, place, progress)
     seconds = time.perf_counter() - started
     stages = ", ".join(f"{k} {v:.1f} s" for k, v in bundle.seconds.items())
     size = sum(p.stat().st_size for p in bundle.path.rglob("*") if p.is_file())
     return (
         f"bundle {bundle.path}\n"
-        f"{how}, {seconds:.1f} s, {size / 2**20:.1f} MiB, key {bundle.key.digest}\n"
+        f"{origin.as_text()}, {seconds:.1f} s, {size / 2**20:.1f} MiB, key {bundle.key.digest}\n"
         f"built in: {stages}\n{_donor_line(bundle)}{bundle.trial}{_proof_line(bundle)}"
         + _pieces_line(bundle.layout)
     )

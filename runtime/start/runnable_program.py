@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from girih.graph.bundle.bundle import Bundle
+from girih.graph.bundle.bundle import Bundle, BundleOrigin
 from girih.graph.files.spec import ModelSpec
 from girih.graph.ir.program import ProgramLayout
 from girih.graph.ir.weight_plan import WeightPlan
@@ -16,6 +16,7 @@ from girih.graph.tiles.inductor import TileFn, eager_tile, load_tile
 from girih.graph.trace.eager_modules import build_eager_modules
 from girih.graph.trace.trace import build_on_meta, trace
 from girih.kernels.base.progress import Progress
+from girih.kernels.base.seconds import timed
 from girih.kernels.build.library import load_library
 from girih.passes.build.background import BuildObserver
 from girih.passes.build.build import find_or_build, lower_and_partition
@@ -34,9 +35,12 @@ class RunnableProgram:
         weights: how the checkpoint becomes the weights.
         constants: tensors the trace computed.
         key: the bundle's key ("eager" at O0).
+        origin: where the code comes from.
+        seconds: what obtaining it took, per stage.
         attention: backend that must run; None leaves the choice to the executable.
-        bundle: where the code came from.
+        bundle: it, when there is one.
         build: the build behind eager pieces.
+        rows: what running the tiles on a few tokens showed, when they were traced for this start.
     """
 
     layout: ProgramLayout
@@ -44,9 +48,12 @@ class RunnableProgram:
     weights: WeightPlan
     constants: dict[str, torch.Tensor]
     key: str
+    origin: BundleOrigin
+    seconds: dict[str, float]
     attention: str | None
     bundle: Bundle | None = None
     build: ServingBuild | None = None
+    rows: str = ""
 
     def release(self) -> None:
         """End the build behind the pieces, and let the cache remove the bundle."""
@@ -62,12 +69,14 @@ def obtain_program(start: Start) -> RunnableProgram:
     Raises:
         TraceError, CompileError, BundleError: the model cannot be compiled.
     """
+    seconds: dict[str, float] = {}
     if not start.config.opt.compile:
-        return _eager(start)
+        return _eager(start, seconds)
     if start.config.compile.mode == "background":
-        return _while_compiling(start)
-    bundle, start.report.bundle = start.report.timed("bundle", lambda: _find(start))
-    return _loaded(start, bundle)
+        return _while_compiling(start, seconds)
+    with timed(seconds, "bundle"):
+        bundle, origin = _find(start)
+    return _loaded(start, bundle, origin, seconds)
 
 
 def bundle_code(bundle: Bundle, spec: ModelSpec) -> dict[str, TileFn]:
@@ -82,38 +91,47 @@ def bundle_tiles(bundle: Bundle) -> dict[str, TileFn]:
     return {key: load_tile(bundle.package(key)) for key in bundle.layout.tile_counts}
 
 
-def _while_compiling(start: Start) -> RunnableProgram:
+def _while_compiling(start: Start, seconds: dict[str, float]) -> RunnableProgram:
     """The bundle's code, or eager pieces to start with when it must be built first."""
     build = ServingBuild(partial(_find, start), start.progress)
-    program = start.report.timed("trace and lower", build.program)
+    with timed(seconds, "trace and lower"):
+        program = build.program()
     if program is None:
-        bundle, start.report.bundle = build.result()
-        return _loaded(start, bundle)
-    start.report.bundle = "being built; eager pieces run until then"
+        return _loaded(start, *build.result(), seconds)
     key = bundle_key(start.spec, start.config.opt, start.target)
-    return replace(_eager_pieces(program, start), key=key.digest, build=build)
+    origin = BundleOrigin("building", "eager pieces answer until then")
+    return replace(_eager_pieces(program, origin, seconds), key=key.digest, build=build)
 
 
-def _eager(start: Start) -> RunnableProgram:
+def _eager(start: Start, seconds: dict[str, float]) -> RunnableProgram:
     """Trace; the pieces run operation by operation on reference attention."""
-    opt, report = start.config.opt, start.report
-    traced = report.timed("trace", lambda: trace(start.spec, start.progress))
-    _, program = report.timed("lower", lambda: lower_and_partition(traced, opt, start.target))
-    report.bundle = f"none: {opt.level} runs eager pieces"
-    return _eager_pieces(program, start)
+    opt = start.config.opt
+    with timed(seconds, "trace"):
+        traced = trace(start.spec, start.progress)
+    with timed(seconds, "lower"):
+        _, program = lower_and_partition(traced, opt, start.target)
+    return _eager_pieces(program, BundleOrigin("none", f"{opt.level} runs eager pieces"), seconds)
 
 
-def _eager_pieces(program: Program, start: Start) -> RunnableProgram:
-    start.report.trial = program.trial_line
-    tiles = {key: eager_tile(tile.graph) for key, tile in program.tiles.items()}
+def _eager_pieces(
+    program: Program, origin: BundleOrigin, seconds: dict[str, float]
+) -> RunnableProgram:
     return RunnableProgram(
-        program.layout, tiles, program.weights, program.constants, "eager", "reference"
+        program.layout,
+        {key: eager_tile(tile.graph) for key, tile in program.tiles.items()},
+        program.weights,
+        program.constants,
+        "eager",
+        origin,
+        seconds,
+        "reference",
+        rows=program.trial_line,
     )
 
 
 def _find(
     start: Start, observer: BuildObserver | None = None, progress: Progress | None = None
-) -> tuple[Bundle, str]:
+) -> tuple[Bundle, BundleOrigin]:
     return find_or_build(
         start.spec,
         start.config.opt,
@@ -124,8 +142,19 @@ def _find(
     )
 
 
-def _loaded(start: Start, bundle: Bundle) -> RunnableProgram:
-    tiles = start.report.timed("load tiles", lambda: bundle_code(bundle, start.spec))
+def _loaded(
+    start: Start, bundle: Bundle, origin: BundleOrigin, seconds: dict[str, float]
+) -> RunnableProgram:
+    with timed(seconds, "load tiles"):
+        tiles = bundle_code(bundle, start.spec)
     return RunnableProgram(
-        bundle.layout, tiles, bundle.weights, bundle.constants, bundle.key.digest, None, bundle
+        bundle.layout,
+        tiles,
+        bundle.weights,
+        bundle.constants,
+        bundle.key.digest,
+        origin,
+        seconds,
+        None,
+        bundle,
     )

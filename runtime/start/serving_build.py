@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import torch
 
-from girih.graph.bundle.bundle import Bundle
+from girih.graph.bundle.bundle import Bundle, BundleOrigin
 from girih.graph.execute.executable import Executable
 from girih.graph.partition.partition import Program
 from girih.graph.tiles.count import COMPILES
@@ -50,7 +50,7 @@ class ServingBuild(BackgroundBuild):
 
     def __init__(
         self,
-        build: Callable[[BuildObserver, Progress], tuple[Bundle, str]],
+        build: Callable[[BuildObserver, Progress], tuple[Bundle, BundleOrigin]],
         progress: Progress,
     ) -> None:
         self.is_over = False
@@ -91,7 +91,7 @@ class ServingBuild(BackgroundBuild):
             detail=str(self.error or self.canary),
         )
 
-    def result(self) -> tuple[Bundle, str]:
+    def result(self) -> tuple[Bundle, BundleOrigin]:
         """See `BackgroundBuild.result`; does not wait for the canary."""
         self._built.wait()
         if self._result is not None:

@@ -31,9 +31,9 @@ def build_watched(
     engine = build_engine(config, progress)
     core, facts, report = engine.core, engine.facts, engine.report
     metrics = EngineMetrics(core, facts.name, facts.max_model_len)
-    result, _, reason = report.bundle.partition(": ")
     seconds = {f"start_{k.replace(' ', '_')}_seconds": v for k, v in report.seconds.items()}
-    metrics.set_facts(seconds, bundle=result, reason=reason, key=facts.key)
+    bundle = report.bundle
+    metrics.set_facts(seconds, bundle=bundle.status, reason=bundle.reason, key=facts.key)
     core.observers.append(metrics)
     if config.runtime.status_seconds:
         core.observers.append(StatusLine(core, config.runtime.status_seconds))

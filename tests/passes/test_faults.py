@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support_models import opt_o2, tiny_spec
 
+from girih.graph.bundle.bundle import BundleOrigin
 from girih.graph.tiles import inductor
 from girih.kernels.base.errors import BundleError, CompileError
 from girih.kernels.base.target import Target
@@ -47,8 +48,8 @@ def test_a_disk_that_fills_up_leaves_nothing_and_a_second_try_succeeds(quick, mo
     assert left_in(quick) == []
     monkeypatch.setattr(build, stage, right)
     bundle, how = find_or_build()
-    assert how.startswith("built")
-    assert find_or_build()[1] == "found"
+    assert how.status == "built"
+    assert find_or_build()[1].status == "found"
     assert left_in(quick) == [bundle.path]
 
 
@@ -81,8 +82,8 @@ def test_a_named_place_where_no_lock_can_be_made_is_refused(quick):
 def test_an_unwritable_home_does_not_matter_when_the_bundle_is_named(quick, monkeypatch, tmp_path):
     monkeypatch.delenv("GIRIH_CACHE_DIR")
     monkeypatch.setenv("HOME", "/dev/null")
-    assert find_or_build(bundle=str(tmp_path / "here"))[1].startswith("built")
-    assert find_or_build(bundle=str(tmp_path / "here"))[1] == "found"
+    assert find_or_build(bundle=str(tmp_path / "here"))[1].status == "built"
+    assert find_or_build(bundle=str(tmp_path / "here"))[1].status == "found"
 
 
 def test_a_cache_that_became_read_only_serves_what_it_has(quick, monkeypatch):
@@ -94,7 +95,7 @@ def test_a_cache_that_became_read_only_serves_what_it_has(quick, monkeypatch):
     monkeypatch.setattr(Path, "touch", refuse)
     monkeypatch.setattr(Path, "mkdir", refuse)
     again, how = find_or_build()
-    assert (again.path, how) == (bundle.path, "found")
+    assert (again.path, how.status) == (bundle.path, "found")
 
 
 def test_two_versions_of_girih_share_a_cache(quick, monkeypatch):
@@ -104,9 +105,9 @@ def test_two_versions_of_girih_share_a_cache(quick, monkeypatch):
 
     mine, _ = version("one")
     theirs, how = version("another")
-    assert how == "built: no bundle for this key"
+    assert how == BundleOrigin("built", "no bundle for this key")
     assert [version(name)[0].path for name in ("one", "another")] == [mine.path, theirs.path]
-    assert version("one")[1] == "found"
+    assert version("one")[1].status == "found"
     assert sorted(left_in(quick)) == sorted([mine.path, theirs.path])
 
 

@@ -25,8 +25,6 @@ def eager_start(path: Path | str, **options: Any) -> tuple[Start, RunnableProgra
     key = bundle_key(start.spec, start.config.opt, start.target).digest
     if key not in _PROGRAMS:
         _PROGRAMS[key] = obtain_program(start)
-    else:
-        start.report.bundle = "none: traced before"
     program = _PROGRAMS[key]
     return start, dataclasses.replace(program, tiles=dict(program.tiles))
 

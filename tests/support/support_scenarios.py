@@ -73,7 +73,7 @@ def _run(scenario: dict[str, Any]) -> dict[str, Any]:
     engine.core.check_integrity()
     stats = engine.core.stats()
     return {
-        "bundle": engine.report.bundle,
+        "bundle": engine.report.bundle.as_text(),
         "key": engine.facts.key,
         "tokens": [[list(o.outputs[0].token_ids) for o in outputs] for outputs in rounds],
         "cached": [[o.num_cached_tokens for o in outputs] for outputs in rounds],

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from girih.graph.bundle.bundle import open_bundle, seal
+from girih.graph.bundle.bundle import BundleOrigin, open_bundle, seal
 from girih.graph.bundle.files import (
     MANIFEST,
     BundleKey,
@@ -207,7 +207,7 @@ def cached(spec, target=TARGET, opt=None):
 def test_found_in_the_cache_by_key(cache, no_building):
     path = cached(FakeSpec())
     found, how = find(FakeSpec())
-    assert (found.path, how) == (path, "found")
+    assert (found.path, how) == (path, BundleOrigin("found"))
     assert cache in path.parents
 
 
@@ -237,7 +237,7 @@ def test_a_switched_pass_is_another_key(cache, no_building):
 def test_the_level_name_dumps_and_threads_are_no_part_of_the_key(cache, no_building):
     cached(FakeSpec())
     opt = OptConfig(level="mine", dump="somewhere")
-    assert find(FakeSpec(), opt=opt, target=Target("cpu", "avx2", 7, "g++"))[1] == "found"
+    assert find(FakeSpec(), opt=opt, target=Target("cpu", "avx2", 7, "g++"))[1].status == "found"
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -254,7 +254,7 @@ def test_a_damaged_bundle_is_built_again_with_a_warning(cache, no_building, capl
 def test_an_explicit_bundle_is_used(cache, no_building, tmp_path):
     key = bundle_key(FakeSpec(), OptConfig(), TARGET)
     path = make_bundle(tmp_path / "mine", key)
-    assert find(FakeSpec(), path)[1] == "found"
+    assert find(FakeSpec(), path)[1].status == "found"
 
 
 def test_an_explicit_bundle_for_something_else_is_refused(cache, tmp_path):
@@ -298,8 +298,8 @@ class TestANamedBundleThatIsMissing:
     def test_the_cached_one_of_the_same_key_is_copied(self, cache, no_building, tmp_path):
         source = cached(FakeSpec())
         found, how = find(FakeSpec(), tmp_path / "out")
-        assert (found.path, how) == (tmp_path / "out", f"copied from {source}")
-        assert find(FakeSpec(), tmp_path / "out", may_build=False)[1] == "found"
+        assert (found.path, how) == (tmp_path / "out", BundleOrigin("copied", str(source)))
+        assert find(FakeSpec(), tmp_path / "out", may_build=False)[1].status == "found"
         remove_bundle(source)
         check_files(tmp_path / "out")
         assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["cache", "out"]
@@ -307,7 +307,7 @@ class TestANamedBundleThatIsMissing:
     def test_an_empty_directory_is_filled(self, cache, no_building, tmp_path):
         cached(FakeSpec())
         (tmp_path / "out").mkdir()
-        assert find(FakeSpec(), tmp_path / "out")[1].startswith("copied from")
+        assert find(FakeSpec(), tmp_path / "out")[1].status == "copied"
 
     @pytest.mark.parametrize("name", FILES)
     def test_a_damaged_one_is_not_copied(self, cache, no_building, tmp_path, name):

@@ -6,6 +6,7 @@ import pytest
 from support_models import program_of, tiny_traced
 
 import girih.passes.build.background as background
+from girih.graph.bundle.bundle import BundleOrigin
 from girih.kernels.base.errors import BundleError, CompileError, TraceError
 from girih.kernels.base.progress import ProgressEvent
 from girih.passes.build.background import BackgroundBuild, Part
@@ -47,9 +48,9 @@ def build_of(work, events=None):
 
 
 def test_a_bundle_that_was_found_needs_no_pieces():
-    build = build_of(lambda observer, progress: (BUNDLE, "found"))
+    build = build_of(lambda observer, progress: (BUNDLE, BundleOrigin("found")))
     assert build.program() is None
-    assert build.result() == (BUNDLE, "found")
+    assert build.result() == (BUNDLE, BundleOrigin("found"))
 
 
 def test_parts_are_taken_in_as_they_finish(program, tmp_path):
@@ -64,7 +65,7 @@ def test_parts_are_taken_in_as_they_finish(program, tmp_path):
             observer.finished(Part(None if name == "kernels" else name, path))
             if name == "kernels":
                 go_on.wait(20)
-        return BUNDLE, "built: no bundle for this key"
+        return BUNDLE, BundleOrigin("built", "no bundle for this key")
 
     build, engine = build_of(work), Engine()
     assert build.program() is program

@@ -211,7 +211,7 @@ build._Build.run = run
 build.require_compiler = lambda: None
 spec = load_spec(sys.argv[1])
 input()
-print(build.find_or_build(spec, OptConfig(), Target("cpu", "avx2", 2, "g++"))[1])
+print(build.find_or_build(spec, OptConfig(), Target("cpu", "avx2", 2, "g++"))[1].as_text())
 """
 
 

@@ -35,7 +35,7 @@ def compiled(empty_tiles, monkeypatch):
 def built(name, target=TARGET, bundle=None, **options):
     place = build.Place(bundle)
     bundle, how = build.find_or_build(SPECS[name](), opt_o2(), target, place, **options)
-    assert how.startswith("built")
+    assert how.status == "built"
     check_files(bundle.path)
     assert [p for p in bundle.path.iterdir() if p.name.startswith(".")] == []
     return bundle

@@ -10,6 +10,7 @@ import torch
 from support_models import program_of, tiny_model, tiny_traced
 
 from girih.conf.compose import compose_config, to_engine_config
+from girih.graph.bundle.bundle import BundleOrigin
 from girih.graph.tiles.inductor import eager_tile
 from girih.kernels.base.errors import ConfigError
 from girih.kernels.bench import Peaks
@@ -54,8 +55,11 @@ def test_explain_and_a_start_say_what_the_tiles_showed(config, monkeypatch):
     monkeypatch.setattr(runnable_program, "trace", lambda spec, progress: tiny_traced("llama"))
     eager = to_engine_config(compose_config("explain", [f"model={tiny_model('llama')}", "opt=O0"]))
     start = start_of(eager)
-    runnable_program.obtain_program(start)
-    assert "each token's row depends on that token only: 3 tiles run" in start.report.as_text()
+    report = launch.engine_of(start, runnable_program.obtain_program(start)).report
+    assert "each token's row depends on that token only: 3 tiles run" in report.as_text()
+    assert report.bundle == BundleOrigin("none", "O0 runs eager pieces")
+    assert report.as_text().startswith("bundle none: O0 runs eager pieces\nspec 0.")
+    assert list(report.seconds) == ["spec", "trace", "lower", "weights", "bind"]
 
 
 def test_a_file_that_cannot_be_written_is_named(config, tmp_path, monkeypatch):
