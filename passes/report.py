@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from girih.graph.ir.verify_result import VerifyResult
+
 
 @dataclass(frozen=True)
 class PassRecord:
@@ -18,7 +20,7 @@ class PassRecord:
         check_milliseconds: time in the runner's checks of it.
         notes: candidates it declined, with reasons.
         missed: why it ought to have found something, when it found nothing.
-        error: largest relative RMSE between the values before and after it (`opt.verify`).
+        verified: values after it against those before it (`opt.verify`).
     """
 
     name: str
@@ -30,10 +32,10 @@ class PassRecord:
     check_milliseconds: float = 0.0
     notes: tuple[str, ...] = ()
     missed: str | None = None
-    error: float | None = None
+    verified: VerifyResult | None = None
 
     def remark(self) -> str:
-        """What is worth a word about it: off, nothing found, refusals, proof."""
+        """What is worth a word about it: off, nothing found, refusals, verified."""
         if not self.enabled:
             return "off"
         parts = []
@@ -42,8 +44,8 @@ class PassRecord:
         if self.notes:
             more = f" (and {len(self.notes) - 1} more)" if len(self.notes) > 1 else ""
             parts.append(f"refused {self.notes[0]}{more}")
-        if self.error is not None:
-            parts.append(f"proved, error {self.error:.1e}")
+        if self.verified is not None:
+            parts.append(f"verified, worst difference {self.verified.error:.1e}")
         return "; ".join(parts)
 
 

@@ -28,7 +28,7 @@ from girih.passes.options import OptConfig
 from girih.passes.pass_api import Pass, PassContext
 from girih.passes.pipeline import pipeline
 from girih.passes.report import PassRecord, pass_table
-from girih.passes.verify.passes import GraphProof
+from girih.passes.verify.passes import PassVerifier
 
 
 class Graphed(Protocol):
@@ -115,7 +115,7 @@ class _Run:
         self.context = PassContext(target, WeightPlan(list(source.weights.entries.values())))
         self.records: list[PassRecord] = []
         self._text = self._canonical_text()
-        self._proof = GraphProof(source, self.graph, target.isa) if opt.verify else None
+        self._verifier = PassVerifier(source, self.graph, target.isa) if opt.verify else None
         self._dump = Dump(Path(opt.dump), source.symbols) if opt.dump else None
         if self._dump:
             self._dump.write(0, "traced", self.graph, self.context.weights)
@@ -160,11 +160,11 @@ class _Run:
         text = self._canonical_text()
         check_count(record.name, record.rewrites, text != self._text)
         self._text = text
-        difference = None
-        if self._proof and record.rewrites:
-            difference = self._proof.check(record.name, changed, self.context.weights)
+        verified = None
+        if self._verifier and record.rewrites:
+            verified = self._verifier.verify(record.name, changed, self.context.weights)
         milliseconds = (time.perf_counter() - started) * 1e3
-        return dataclasses.replace(record, check_milliseconds=milliseconds, error=difference)
+        return dataclasses.replace(record, check_milliseconds=milliseconds, verified=verified)
 
     def _refuse_missed(self, record: PassRecord) -> None:
         if self.opt.strict and record.missed:

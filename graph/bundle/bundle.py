@@ -31,6 +31,7 @@ from girih.graph.bundle.files import (
     tile_package,
 )
 from girih.graph.ir.program import ProgramLayout
+from girih.graph.ir.verify_result import VerifyResult
 from girih.graph.ir.weight_plan import WeightPlan
 
 
@@ -64,10 +65,8 @@ class Bundle:
         notes: what each tile computes, by tile key.
         report: the pass table at build time.
         seconds: build seconds per stage.
-        proof: what the build proved (`opt.verify`): {"passes": {NAME: RMSE}, "tiles": {KEY: RMSE},
-            "note": text}; None when it was built without.
+        verified: what the build verified: rows, and with `opt.verify` passes and tiles.
         donor: name of the bundle that the kernel library was copied from, "" when it was compiled.
-        trial: what running its tiles on a few tokens showed, as a line; "" in older bundles.
         hold: keeps the cache from removing it until `release`, or until nobody has this record.
     """
 
@@ -79,8 +78,7 @@ class Bundle:
     notes: dict[str, str]
     report: str
     seconds: dict[str, float]
-    proof: dict[str, Any] | None = None
-    trial: str = ""
+    verified: tuple[VerifyResult, ...] = ()
     donor: str = ""
     hold: BundleHold | None = field(default=None, repr=False, compare=False)
 
@@ -127,8 +125,7 @@ def open_bundle(path: Path) -> Bundle:
         notes=program["notes"],
         report=program["report"],
         seconds=program["seconds"],
-        proof=program.get("proof"),
-        trial=program.get("trial", ""),
+        verified=tuple(VerifyResult(**fields) for fields in program.get("verified", ())),
         donor=program.get("donor", ""),
         hold=hold,
     )

@@ -137,29 +137,6 @@ Step = TileStep | AttentionStep | StateStep | EagerStep
 
 
 @dataclass(frozen=True)
-class RowTrial:
-    """What running the tiles on a few tokens, together and apart, showed (`row_trial`).
-
-    Attributes:
-        tiles: how many ran.
-        worst: largest difference between what a token gets among others and alone, relative to
-            the largest entry of its row; float64.
-        seconds: time it took.
-    """
-
-    tiles: int
-    worst: float
-    seconds: float
-
-    def as_text(self) -> str:
-        """A line for people."""
-        return (
-            f"each token's row depends on that token only: {self.tiles} tiles run, "
-            f"within {self.worst:.0e} ({self.seconds:.2f} s)\n"
-        )
-
-
-@dataclass(frozen=True)
 class ProgramLayout:
     """Steps over numbered values: inputs first, then weights, then results.
 

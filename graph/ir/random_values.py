@@ -1,4 +1,4 @@
-"""Random values for proofs: weights like a trained model's in scale, and inputs of one step."""
+"""Random values to verify with: weights like a trained model's in scale, and inputs of one step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import fx
 from girih.graph.ir.text import size_parts
 from girih.graph.ir.weight_plan import CONSTANT, WeightPlan
 
-# Sizes that a proof runs with; odd, distinct, and none likely to equal a dimension of a model.
-PROOF_SIZES = {"T": 13, "S": 3}
+# Sizes that tiles and passes run with; odd, distinct, unlike any dimension of a model.
+VERIFY_SIZES = {"T": 13, "S": 3}
 
 
 class RandomCheckpoint:
@@ -44,7 +44,7 @@ class RandomCheckpoint:
 
 def random_step(graph: fx.Graph, symbols: dict[str, str]) -> dict[fx.Node, torch.Tensor]:
     """Values for the step inputs of a model graph: one sequence of T tokens, S rows wanted."""
-    tokens, rows = PROOF_SIZES["T"], PROOF_SIZES["S"]
+    tokens, rows = VERIFY_SIZES["T"], VERIFY_SIZES["S"]
     known = {
         "ids": lambda: torch.randint(_vocabulary(graph), (tokens,), generator=_generator("ids")),
         "positions": lambda: torch.arange(tokens),
@@ -55,7 +55,7 @@ def random_step(graph: fx.Graph, symbols: dict[str, str]) -> dict[fx.Node, torch
         name = node.meta.get("input")
         if name is not None:
             make = known.get(name)
-            sizes = {symbol: PROOF_SIZES[label] for symbol, label in symbols.items()}
+            sizes = {symbol: VERIFY_SIZES[label] for symbol, label in symbols.items()}
             values[node] = make() if make else _zeros(node.meta["val"], sizes)
     return values
 
@@ -145,7 +145,7 @@ def _vocabulary(graph: fx.Graph) -> int:
 
 
 def _zeros(value: Any, sizes: dict[str, int]) -> torch.Tensor:
-    shape = [s if isinstance(s, int) else sizes.get(str(s), PROOF_SIZES["T"]) for s in value.shape]
+    shape = [s if isinstance(s, int) else sizes.get(str(s), VERIFY_SIZES["T"]) for s in value.shape]
     return torch.zeros(shape, dtype=value.dtype)
 
 

@@ -24,13 +24,13 @@ from girih.graph.ir.program import (
     AttentionStep,
     EagerStep,
     ProgramLayout,
-    RowTrial,
     StateSpec,
     StateStep,
     Step,
     TileStep,
 )
 from girih.graph.ir.text import digest, graph_text
+from girih.graph.ir.verify_result import VerifyResult
 from girih.graph.ir.weight_plan import WeightPlan
 from girih.graph.trace.eager_modules import eager_spec
 from girih.graph.trace.trace import INPUT_NAMES
@@ -64,14 +64,14 @@ class Program:
         tiles: distinct regions by key, in order of first use.
         weights: plan of the weights the steps take.
         constants: values of the plan's constant entries.
-        trial: what running the tiles on a few tokens showed; None when nobody has.
+        rows: the tiles verified on tokens together and apart; None when nobody has.
     """
 
     layout: ProgramLayout
     tiles: dict[str, Tile]
     weights: WeightPlan
     constants: dict[str, torch.Tensor]
-    trial: RowTrial | None = None
+    rows: VerifyResult | None = None
 
     @property
     def num_pieces(self) -> int:
@@ -79,9 +79,9 @@ class Program:
         return sum(self.layout.tile_counts.values())
 
     @property
-    def trial_line(self) -> str:
-        """The trial for people, "" when there was none."""
-        return self.trial.as_text() if self.trial else ""
+    def verified(self) -> tuple[VerifyResult, ...]:
+        """What is known of its rows."""
+        return () if self.rows is None else (self.rows,)
 
 
 # What a tile's nodes keep: the value's shape, and for messages the module and the source line.

@@ -7,8 +7,8 @@ starts again; everything around it compiles.
 
     failure ─▶ open calls, innermost first ─▶ run alone on small inputs ─▶ its class stands aside
 
-`eager_trial.py` finds out what may stand aside. A module with attention, a cache or positions
-inside fails there, and the model is refused. It stays a test, not a proof.
+`eager_verify.py` verifies what may stand aside. A module with attention, a cache or positions
+inside fails there, and the model is refused. It stays a test.
 
 Modules that compute alike share one function, which is called with their own weights.
 """
@@ -26,7 +26,7 @@ import torch.utils._pytree as pytree
 
 from girih.graph.ir.program import EagerSpec, ProgramLayout
 from girih.graph.trace.call_form import CallForm, Unfit, form_of
-from girih.graph.trace.eager_verify import TENSOR, as_function, first_line, tensor_of, try_out
+from girih.graph.trace.eager_verify import TENSOR, as_function, first_line, tensor_of, verify_module
 from girih.graph.trace.open_calls import open_calls, source_line
 from girih.graph.trace.stamp import fingerprint
 from girih.kernels.base.errors import BundleError, TraceError
@@ -162,7 +162,7 @@ class EagerModules:
         """Try a module out and remember its kind."""
         path, kind = self._paths[module], type(module).__name__
         names = _tensor_names(module)
-        outputs, tree, leaves = try_out(self._model, module, names, form)
+        outputs, tree, leaves = verify_module(self._model, module, names, form)
         number = sum(1 for k in self._kinds.values() if k.spec.path == path)
         name = f"{self._mark}:{path}" + (f"#{number}" if number else "")
         spec = EagerSpec(name, kind, found.place, found.reason, path, names, form.as_text())

@@ -1,4 +1,4 @@
-"""Whether a module is a function of single tokens: found by running it on random weights.
+"""Level "modules": a module is a function of single tokens, verified by running it.
 
 In float32, a token alone, some of them, and in another order must give what it gives in a batch;
 the result must not depend on what was called before, and nothing that is passed may be written to.
@@ -30,10 +30,10 @@ class _Tensor:
 TENSOR = _Tensor()
 
 
-def try_out(
+def verify_module(
     model: torch.nn.Module, module: torch.nn.Module, names: tuple[str, ...], form: CallForm
 ) -> tuple[str, Any, tuple[Any, ...]]:
-    """Run a module on small inputs, in batches and alone.
+    """Run a module on random weights and small inputs, in batches and alone.
 
     Returns:
         The op's `outputs`, and structure and leaves of the module's result.

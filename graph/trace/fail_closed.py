@@ -6,8 +6,8 @@
 
 The third makes packing several sequences into one step right: only captured ops, which get the
 boundaries of sequences, may look at other tokens. Here operators that are known to mix tokens are
-refused early; those that are not known are found by running the tiles (`row_trial`). A module that
-stays eager is held to it by running it too (`eager_modules`).
+refused early; others are found by running the tiles (`passes/verify/rows.py`), or the module that
+stays eager (`eager_verify.py`).
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class LayerStamps:
         segments = self._segments(graph, weights)
         for kind in self._kinds.values():
             if kind.copies:
-                self._prove(kind, segments)
+                self._require_alike(kind, segments)
         copies = graph.find_nodes(op="call_function", target=_COPY)
         for node in copies:
             inputs, _, layer, template = node.args
@@ -165,7 +165,7 @@ class LayerStamps:
                 graph.erase_node(node)
         return len(copies)
 
-    def _prove(self, kind: _Kind, segments: dict[int, _Segment]) -> None:
+    def _require_alike(self, kind: _Kind, segments: dict[int, _Segment]) -> None:
         """Compare the layers of a kind that were traced; the last of them must be among these."""
         first = kind.traced[0]
         reached_last = kind.traced[-1] in self._last.values()

@@ -15,7 +15,7 @@ class ProgressEvent:
 
     Attributes:
         stage: "start" | "download" | "convert" | "model" | "trace" | "lower" | "compile" |
-            "kernels" | "prove" | "weights". "model" says that its files are there.
+            "kernels" | "verify" | "weights". "model" says that its files are there.
         done: units finished so far.
         total: units in all, or None when unknown.
         detail: what is being worked on, e.g. "tile 2 of 3" or a parameter's name.

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from girih.graph.bundle.files import (
 from girih.graph.files.spec import ModelSpec
 from girih.graph.ir.tile_file import write_tile
 from girih.graph.ir.trace_lock import one_at_a_time
+from girih.graph.ir.verify_result import VerifyResult, worst_of
 from girih.graph.partition.partition import Program, partition
 from girih.graph.tiles.pool import CompilePool
 from girih.graph.trace.trace import Traced, trace
@@ -49,8 +50,8 @@ from girih.passes.build.background import BuildObserver, Part
 from girih.passes.build.key import bundle_dir, bundle_key, tuned
 from girih.passes.options import OptConfig
 from girih.passes.runner import Lowered, lower
-from girih.passes.verify.rows import try_rows
-from girih.passes.verify.tiles import prove_tiles
+from girih.passes.verify.rows import verify_rows
+from girih.passes.verify.tiles import verify_tiles
 
 log = logging.getLogger("girih.build")
 
@@ -166,22 +167,22 @@ def lower_and_partition(traced: Traced, opt: OptConfig, target: Target) -> tuple
 
     Raises:
         PassError: as `lower`.
-        TraceError: as `partition`, and as `try_rows`: a tile mixes the tokens of a step.
+        TraceError: as `partition`, and as `verify_rows`: a tile mixes the tokens of a step.
     """
     lowered = lower(traced, opt, target)
     program = partition(lowered.graph, lowered.weights, traced.constants)
-    trial = try_rows(program, traced.symbols, traced.spec.architecture)
-    return lowered, replace(program, trial=trial)
+    rows = verify_rows(program, traced.symbols, traced.spec.architecture)
+    return lowered, replace(program, rows=rows)
 
 
-def _look_up(path: Path, key: BundleKey, explicit: bool, proved: bool) -> Bundle | str:
+def _look_up(path: Path, key: BundleKey, explicit: bool, verified: bool) -> Bundle | str:
     """The bundle at `path`, or why it cannot be used.
 
     Args:
         path: its directory.
         key: what it must have been built from.
         explicit: the user named it, so that it is refused instead of replaced.
-        proved: it must hold a proof.
+        verified: its passes and tiles must have been verified.
     """
     found = read_key(path)
     if found is None and not (path / MANIFEST).exists():
@@ -202,7 +203,9 @@ def _look_up(path: Path, key: BundleKey, explicit: bool, proved: bool) -> Bundle
         bundle = open_bundle(path)
     except BundleError as error:
         return str(error)
-    return "the bundle was built without a proof" if proved and bundle.proof is None else bundle
+    if verified and not any(result.level == "passes" for result in bundle.verified):
+        return "the bundle was built without opt.verify"
+    return bundle
 
 
 @contextmanager
@@ -251,8 +254,8 @@ class _Build:
                 self._compile_tiles(pool, program, work)
                 self._finish(library)
             save_file(program.constants, work / "constants.safetensors")
-            proof = self._prove(lowered, work)
-            seal(work, self.key, {**self._description(lowered, program), "proof": proof})
+            verified = (*program.verified, *self._verified(lowered, work))
+            seal(work, self.key, self._description(lowered, program, verified))
 
     def _front(self) -> tuple[Lowered, Program]:
         with no_collection():
@@ -261,26 +264,27 @@ class _Build:
             self.progress(ProgressEvent("lower", 0, None, self.opt.level))
             with timed(self.seconds, "lower"):
                 lowered, program = lower_and_partition(traced, self.opt, self.target)
-        if program.trial is not None:
-            self.seconds["rows"] = program.trial.seconds
-            self.seconds["lower"] -= program.trial.seconds
+        if program.rows is not None:
+            self.seconds["rows"] = program.rows.seconds
+            self.seconds["lower"] -= program.rows.seconds
         self.observer.split(program)
         return lowered, program
 
-    def _prove(self, lowered: Lowered, work: Path) -> dict[str, Any] | None:
-        """What the build proof found; the tiles run only where their instruction set does."""
+    def _verified(self, lowered: Lowered, work: Path) -> list[VerifyResult]:
+        """The passes and, where this machine runs their instructions, the compiled tiles."""
         if not self.opt.verify:
-            return None
-        passes = {r.name: r.error for r in lowered.records if r.error is not None}
+            return []
+        results = [r.verified for r in lowered.records if r.verified is not None]
+        passes = worst_of("passes", f"values before and after {len(results)} passes", results)
         reason = why_not_runnable(self.target.isa)
         if reason:
-            return {"passes": passes, "tiles": {}, "note": f"tiles not run: {reason}"}
-        self.progress(ProgressEvent("prove", 0, None, "tiles against their graphs"))
+            return [passes, VerifyResult("tiles", "", skipped=reason)]
+        self.progress(ProgressEvent("verify", 0, None, "tiles against their graphs"))
         # Without the model's roundings a bfloat16 tile ends up to 4 % away from its graph.
         factor = 5.0 if self.opt.fast_math else 1.0
-        with timed(self.seconds, "prove"):
-            tiles = prove_tiles(work, factor)
-        return {"passes": passes, "tiles": tiles, "note": ""}
+        with timed(self.seconds, "verify"):
+            tiles = verify_tiles(work, factor)
+        return [passes, worst_of("tiles", f"{len(tiles)} tiles, compiled and eager", tiles)]
 
     def _compile_tiles(self, pool: CompilePool, program: Program, work: Path) -> None:
         (work / "tiles").mkdir()
@@ -323,14 +327,16 @@ class _Build:
             words = f"kernel library taken from bundle {self.donor}"
             self.progress(ProgressEvent("kernels", 1, 1, words))
 
-    def _description(self, lowered: Lowered, program: Program) -> dict[str, Any]:
+    def _description(
+        self, lowered: Lowered, program: Program, verified: tuple[VerifyResult, ...]
+    ) -> dict[str, Any]:
         return {
             "model": self.spec.name,
             "layout": program.layout.to_json(),
             "weights": program.weights.to_json(),
             "notes": {tile.key: tile.note for tile in program.tiles.values()},
             "report": lowered.report(),
-            "trial": program.trial_line,
+            "verified": [asdict(result) for result in verified],
             "donor": self.donor,
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
         }

@@ -7,6 +7,7 @@ manifest, so nothing takes it for a finished bundle.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def _write(
         "weights": program.weights.to_json(),
         "notes": {tile.key: tile.note for tile in program.tiles.values()},
         "report": lowered.report(),
-        "trial": program.trial_line,
+        "verified": [dataclasses.asdict(result) for result in program.verified],
         "remains": remains,
     }
     (path / PREPARED).write_text(json.dumps(description))

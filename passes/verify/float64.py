@@ -1,8 +1,8 @@
-"""A tile's graph as `row_trial` runs it: in float64, on the CPU, and without weights in full.
+"""A tile's graph as `verify_rows` runs it: in float64, on the CPU, and without weights in full.
 
-A product with a weight costs as much as the weight is large. What a trial asks of it (a row of the
-result depends on the same row of the operand, on all of it) holds as well for a product through
-`RANK` dimensions:
+A product with a weight costs as much as the weight is large. What the check asks of it (a row of
+the result depends on the same row of the operand, on all of it) holds as well for a product
+through `RANK` dimensions:
 
     linear(%x [T, K], %w [N, K])  ->  %x @ %down [K, 8] @ %up [8, N]
 """
@@ -25,7 +25,7 @@ RANK = 8
 
 
 @dataclass(frozen=True)
-class TrialGraph:
+class Float64Graph:
     """A graph to run on float64.
 
     Attributes:
@@ -37,8 +37,8 @@ class TrialGraph:
     origins: dict[fx.Node, fx.Node]
 
 
-def trial_graph(graph: fx.Graph) -> TrialGraph:
-    """The trial form of a tile's graph."""
+def float64_graph(graph: fx.Graph) -> Float64Graph:
+    """The float64 form of a tile's graph."""
     build = _Build(fx.Graph(), {}, {}, {})
     live = _live(graph)
     for node in graph.nodes:
@@ -48,12 +48,12 @@ def trial_graph(graph: fx.Graph) -> TrialGraph:
             build.graph.output(fx.map_arg(node.args[0], build.copies.__getitem__))
         elif node in live:
             build.add(node)
-    return TrialGraph(fx.GraphModule(build.factors, build.graph), build.origins)
+    return Float64Graph(fx.GraphModule(build.factors, build.graph), build.origins)
 
 
 @dataclass
 class _Build:
-    """A trial graph under construction."""
+    """A float64 graph under construction."""
 
     graph: fx.Graph
     copies: dict[fx.Node, fx.Node]
@@ -66,7 +66,7 @@ class _Build:
         self.origins[copy] = node
 
     def add(self, node: fx.Node) -> None:
-        """Add the trial form of a call."""
+        """Add the float64 form of a call."""
         product = _product_of(node)
         self.keep(node, self._call(node) if product is None else self._product(product))
         if _makes_floats(node):
@@ -120,7 +120,7 @@ def _live(graph: fx.Graph) -> set[fx.Node]:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which a trial has values of another."""
+    """The dtype that stands for another: float64, or complex128, or itself."""
     if dtype.is_complex:
         return torch.complex128
     return torch.float64 if dtype.is_floating_point else dtype

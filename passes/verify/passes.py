@@ -1,4 +1,4 @@
-"""The proof of a build: what each pass left is run against what it found, on random values.
+"""Level "passes": what each pass left is run against what it found, on random values.
 
 Values are kept per node. After a pass only changed nodes are computed again, and each is compared
 with its value before; a node that survives hands on its old value. So an error cannot hide behind
@@ -7,6 +7,8 @@ the rounding of the layers above it, and the first node that differs is the rewr
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -14,6 +16,7 @@ from torch import fx
 
 import girih.kernels.ops.schemas  # registers the reference operators  # noqa: F401
 from girih.graph.ir.random_values import RandomCheckpoint, random_step, relative_rmse, tolerance
+from girih.graph.ir.verify_result import VerifyResult, worst_of
 from girih.graph.ir.weight_plan import CONSTANT, WeightPlan
 from girih.graph.trace.trace import node_origin
 from girih.graph.weights.load import load_weights
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from girih.passes.runner import Graphed
 
 
-class GraphProof:
+class PassVerifier:
     """Values of every node of a graph that passes rewrite.
 
     Args:
@@ -44,7 +47,7 @@ class GraphProof:
                 if node not in self._values:
                     self._values[node] = self._compute(node, self._values, source.weights)
 
-    def check(self, name: str, changed: list[fx.Node], weights: WeightPlan) -> float:
+    def verify(self, name: str, changed: list[fx.Node], weights: WeightPlan) -> VerifyResult:
         """Run what a pass changed.
 
         Returns:
@@ -53,9 +56,10 @@ class GraphProof:
         Raises:
             PassError: a value differs by more than its dtype's rounding; names the first node.
         """
+        started = time.perf_counter()
         stale = set(changed)
         values: dict[fx.Node, Any] = {}
-        worst = 0.0
+        results = []
         with torch.no_grad():
             for node in self._graph.nodes:
                 before = self._values.get(node)
@@ -67,11 +71,12 @@ class GraphProof:
                 after = self._compute(node, values, weights)
                 error = _difference(after, before)
                 if error is not None:
-                    worst = max(worst, error)
-                    self._refuse(name, node, after, error)
+                    result = self._result(name, node, after, error)
+                    results.append(result.require(PassError, _advice(name)))
                 values[node] = _carried(after, before)
         self._values = values
-        return worst
+        worst = worst_of("passes", _compared(name), results)
+        return replace(worst, seconds=time.perf_counter() - started)
 
     def _compute(self, node: fx.Node, values: dict[fx.Node, Any], weights: WeightPlan) -> Any:
         if node.op == "placeholder":
@@ -86,15 +91,22 @@ class GraphProof:
         return node.target(*args, **kwargs)
 
     @staticmethod
-    def _refuse(name: str, node: fx.Node, after: Any, error: float) -> None:
+    def _result(name: str, node: fx.Node, after: Any, error: float) -> VerifyResult:
         bound = tolerance(after.dtype)
-        if error > bound:
-            raise PassError(
-                f"pass {name} changed what the model computes: the first node that differs is "
-                f"{node.name} ({node_origin(node) or node.op}), relative RMSE {error:.2e}, at most "
-                f"{bound:.0e} is rounding of {after.dtype}. Switch the pass off with "
-                f"opt.passes.{name}=false; opt.dump=DIR shows its rewrites"
-            )
+        place = f"{node.name} ({node_origin(node) or node.op}), {after.dtype}"
+        where = "" if error <= bound else place
+        return VerifyResult("passes", _compared(name), error, bound, first_difference=where)
+
+
+def _compared(name: str) -> str:
+    return f"values before and after {name}"
+
+
+def _advice(name: str) -> str:
+    return (
+        f"The pass changed what the model computes: switch it off with opt.passes.{name}=false; "
+        "opt.dump=DIR shows its rewrites"
+    )
 
 
 def _difference(after: Any, before: Any) -> float | None:

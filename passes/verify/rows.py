@@ -1,4 +1,4 @@
-"""Whether each token's row depends on that token only: found by running the tiles of a program.
+"""Level "rows": each token's row depends on that token only, verified by running a program's tiles.
 
 Between attentions and recurrences nothing may look at other tokens, or the sequences of a step
 would mix. `fail_closed` refuses the operators that are known to; this finds those it does not know.
@@ -10,10 +10,10 @@ in float64 that is so far below any value that it flips no choice of experts and
 threshold. So nothing is forgiven: a row is equal within 1e-9 of its largest entry, or the model is
 refused. Rows are of very different size, so that thresholds on values are met from both sides.
 
-No weight is made in full: products go through few dimensions (`trial_graph`), and the rows of other
+No weight is made in full: products go through few dimensions (`float64.py`), and the rows of other
 matrices overlap in memory. Integers are small numbers, that tables they look up have rows for.
 
-It is a test, not a proof: what only blocks of more than `_TOKENS` tokens share is not seen.
+It is a test: what only blocks of more than `_TOKENS` tokens share is not seen.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
-from girih.graph.ir.program import RowTrial, TileStep
+from girih.graph.ir.program import TileStep
 from girih.graph.ir.random_values import table_rows
+from girih.graph.ir.verify_result import VerifyResult
 from girih.graph.partition.partition import Program, Tile
 from girih.graph.trace.fail_closed import where
 from girih.kernels.base.errors import TraceError
-from girih.passes.verify.float64 import trial_graph, wide
+from girih.passes.verify.float64 import float64_graph, wide
 
 _TOKENS = 7
 _ALL = list(range(_TOKENS))
@@ -43,7 +44,7 @@ _TOLERANCE = 1e-9  # of the largest entry of a row
 _FLOOR = 1e-3  # what rows of smaller entries are measured by
 
 
-def try_rows(program: Program, symbols: dict[str, str], architecture: str) -> RowTrial:
+def verify_rows(program: Program, symbols: dict[str, str], architecture: str) -> VerifyResult:
     """Run every distinct tile of a program, as the module says.
 
     Args:
@@ -64,9 +65,10 @@ def try_rows(program: Program, symbols: dict[str, str], architecture: str) -> Ro
         seen.add(step.tile)
         known = [program.constants.get(weights.get(number, "")) for number in step.inputs]
         with torch.no_grad():
-            trial = _TileTrial(program.tiles[step.tile], known, symbols, architecture)
-            worst = max(worst, trial.run())
-    return RowTrial(len(seen), worst, time.perf_counter() - started)
+            rows = _TileRows(program.tiles[step.tile], known, symbols, architecture)
+            worst = max(worst, rows.run())
+    compared = f"{len(seen)} tiles, each token's row beside others and alone"
+    return VerifyResult("rows", compared, worst, _TOLERANCE, time.perf_counter() - started)
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def _axis(value: torch.Tensor, symbols: dict[str, str]) -> _Axis | None:
     return _Axis(dim, symbols.get(str(free[0]), "T"), int(rows))
 
 
-class _TileTrial:
+class _TileRows:
     """One tile, and values to run it on.
 
     Args:
@@ -136,7 +138,7 @@ class _TileTrial:
             )
         ]
         [self._results] = [n.args[0] for n in tile.graph.nodes if n.op == "output"]
-        self._trial = trial_graph(tile.graph)
+        self._wide = float64_graph(tile.graph)
 
     def run(self) -> float:
         """Run the tokens together and apart; returns the largest difference of a row."""
@@ -169,16 +171,16 @@ class _TileTrial:
 
     def _call(self, order: Sequence[int]) -> list[torch.Tensor]:
         try:
-            return list(self._trial.module(*self._taken(order)))
+            return list(self._wide.module(*self._taken(order)))
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
             last = self._values(order)[1]
-            node = self._trial.origins.get(last, last)
+            node = self._wide.origins.get(last, last)
             raise self._refusal(node, f"does not run on {len(order)} tokens: {reason}") from error
 
     def _values(self, order: Sequence[int]) -> tuple[dict[fx.Node, Any], fx.Node]:
         """The value of each node, up to one that fails, and the last one that ran or failed."""
-        recorder = _Recorder(self._trial.module)
+        recorder = _Recorder(self._wide.module)
         try:
             recorder.run(*self._taken(order))
         except Exception:
@@ -188,7 +190,7 @@ class _TileTrial:
     def _mixes(self, order: Sequence[int], difference: float) -> TraceError:
         """Names the first value that is not the same alone."""
         whole, part = self._values(_ALL)[0], self._values(order)[0]
-        nodes = {copy: self._trial.origins[copy] for copy in part if copy in self._trial.origins}
+        nodes = {copy: self._wide.origins[copy] for copy in part if copy in self._wide.origins}
         differ = (n for c, n in nodes.items() if self._differs(n, whole[c], part[c], order))
         return self._refusal(
             next(differ, self._results[0]),

@@ -1,9 +1,9 @@
-"""The proof of compiled tiles: each against its eager graph, on random values.
+"""Level "tiles": each compiled tile against its eager graph, on random values.
 
     python -m girih.passes.verify.tiles DIRECTORY TOLERANCE_FACTOR
 
 runs it in a process of its own: code that was just generated may crash, and a process serves one
-kernel library. The answer is one JSON line, {"errors": {KEY: RMSE}, "refused": null | text}.
+kernel library. The answer is one JSON line, a list of `VerifyResult`.
 """
 
 from __future__ import annotations
@@ -11,31 +11,34 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 from torch import fx
 
-from girih.graph.ir.random_values import PROOF_SIZES, random_tensors, relative_rmse, tolerance
+from girih.graph.ir.random_values import VERIFY_SIZES, random_tensors, relative_rmse, tolerance
 from girih.graph.ir.text import SymbolNames, target_name, value_text
 from girih.graph.ir.tile_file import read_tile
+from girih.graph.ir.verify_result import VerifyResult, worst_of
 from girih.graph.tiles.inductor import TileFn, eager_tile, load_tile
 from girih.kernels.base.errors import CompileError
 from girih.kernels.build.library import load_library
 
-SIZES = (list(PROOF_SIZES.values()), [1, 1])
+SIZES = (list(VERIFY_SIZES.values()), [1, 1])
 """Symbolic sizes to run with: many tokens, and the single one of a decode step."""
 
 
-def prove_tiles(directory: Path, factor: float = 1.0) -> dict[str, float]:
-    """Prove the tiles of a bundle that was compiled for this machine.
+def verify_tiles(directory: Path, factor: float = 1.0) -> list[VerifyResult]:
+    """Verify the tiles of a bundle that was compiled for this machine, in another process.
 
     Args:
         directory: with `tiles/*.json`, `tiles/*.pt2` and `kernels.so`.
         factor: how many times the usual rounding is allowed.
 
     Returns:
-        Largest relative RMSE by tile key.
+        One result per tile, all passed.
 
     Raises:
         CompileError: a tile computes something else than its graph, or crashes; names the tile
@@ -47,54 +50,47 @@ def prove_tiles(directory: Path, factor: float = 1.0) -> dict[str, float]:
     if done.returncode != 0 or not lines:
         tail = "\n".join(done.stderr.splitlines()[-4:])
         raise CompileError(
-            f"the proof of the compiled tiles ended with exit code {done.returncode}:\n{tail}"
+            f"verifying the compiled tiles ended with exit code {done.returncode}:\n{tail}"
         )
-    answer = json.loads(lines[-1])
-    if answer["refused"]:
-        raise CompileError(answer["refused"])
-    errors: dict[str, float] = answer["errors"]
-    return errors
+    results = [VerifyResult(**fields) for fields in json.loads(lines[-1])]
+    return [r.require(CompileError, "opt=O0 runs without compiled tiles") for r in results]
 
 
-def prove_tile(key: str, graph: fx.Graph, compiled: TileFn, factor: float = 1.0) -> float:
-    """Run one tile both ways; returns the largest relative RMSE of a result.
-
-    Raises:
-        CompileError: a result differs by more than rounding.
-    """
+def verify_tile(key: str, graph: fx.Graph, compiled: TileFn, factor: float = 1.0) -> VerifyResult:
+    """Run one tile both ways; compares every result by relative RMSE."""
     eager = eager_tile(graph)
-    [results] = [n.args[0] for n in graph.nodes if n.op == "output"]
-    worst = 0.0
+    [outputs] = [n.args[0] for n in graph.nodes if n.op == "output"]
+    compared = f"tile {key}, compiled and eager"
+    results = []
+    started = time.perf_counter()
     for sizes in SIZES:
         inputs = random_tensors(graph, sizes)
         with torch.no_grad():
             wanted, found = eager(list(inputs)), compiled(list(inputs))
-        for node, expected, result in zip(results, wanted, found, strict=True):
-            error = relative_rmse(result, expected)
-            bound = factor * tolerance(expected.dtype)
-            if error > bound:
-                raise CompileError(
-                    f"tile {key} computes something else than its graph: result "
-                    f"{value_text(node.meta['val'], SymbolNames())} of {target_name(node.target)} "
-                    f"({node.name}) differs by relative RMSE {error:.2e} with sizes {sizes}, at "
-                    f"most {bound:.0e} is rounding; opt=O0 runs without compiled tiles"
-                )
-            worst = max(worst, error)
-    return worst
+        for node, expected, value in zip(outputs, wanted, found, strict=True):
+            error, bound = relative_rmse(value, expected), factor * tolerance(expected.dtype)
+            place = (
+                f"result {value_text(node.meta['val'], SymbolNames())} of "
+                f"{target_name(node.target)} ({node.name}) with sizes {sizes}"
+            )
+            where = "" if error <= bound else place
+            results.append(VerifyResult("tiles", compared, error, bound, first_difference=where))
+            if where:
+                break
+    worst = worst_of("tiles", compared, results)
+    return replace(worst, seconds=time.perf_counter() - started)
 
 
 def main(directory: Path, factor: float) -> None:
-    """Prove every tile of a directory and print the answer."""
+    """Verify the tiles of a directory up to the first that fails, and print the results."""
     load_library(directory / "kernels.so")
-    errors: dict[str, float] = {}
-    refused = None
-    try:
-        for package in sorted((directory / "tiles").glob("*.pt2")):
-            graph = read_tile(package.with_suffix(".json"))
-            errors[package.stem] = prove_tile(package.stem, graph, load_tile(package), factor)
-    except CompileError as error:
-        refused = str(error)
-    print(json.dumps({"errors": errors, "refused": refused}))
+    results: list[VerifyResult] = []
+    for package in sorted((directory / "tiles").glob("*.pt2")):
+        graph = read_tile(package.with_suffix(".json"))
+        results.append(verify_tile(package.stem, graph, load_tile(package), factor))
+        if not results[-1].passed:
+            break
+    print(json.dumps([asdict(result) for result in results]))
 
 
 if __name__ == "__main__":

@@ -32,14 +32,14 @@ from girih.runtime.records.config import EngineConfig
 from girih.runtime.schedule.cache_size import available_memory
 from girih.runtime.start.context import target_of
 from girih.runtime.start.runnable_program import bundle_code
-from girih.runtime.verify.agreement import (
+from girih.runtime.verify.model import (
+    LEAST_SPREAD,
     LENGTHS,
     NEW_TOKENS,
-    TOLERANCE,
-    Agreement,
+    ModelResult,
     bind,
-    compare,
     spread_weights,
+    verify_model,
 )
 
 # Reference, loaded weights and what loading needs beside them, by the bytes of the weights.
@@ -51,11 +51,11 @@ class CheckReport:
     """What a check found.
 
     Attributes:
-        agreement: the comparison.
+        result: the comparison.
         text: a table for people.
     """
 
-    agreement: Agreement
+    result: ModelResult
     text: str
 
 
@@ -86,8 +86,8 @@ def check_model(
         executable = _executable(config, _spec(directory), target, progress)
         progress(ProgressEvent("check", 0, None, "transformers, one sequence at a time"))
         generates = "CausalLM" in auto.__name__
-        found = compare(model, executable, spec.vocab_size, encodes=not generates)
-    return CheckReport(found, _table(spec, settings, depth, config, executable, found))
+        result = verify_model(model, executable, spec.vocab_size, encodes=not generates)
+    return CheckReport(result, _table(spec, settings, depth, config, executable, result))
 
 
 def random_model(auto: Any, settings: Any, seed: int = 0) -> torch.nn.Module:
@@ -177,12 +177,12 @@ def _table(
     depth: int,
     config: EngineConfig,
     executable: Executable,
-    found: Agreement,
+    result: ModelResult,
 ) -> str:
     layers = int(getattr(settings.get_text_config(), "num_hidden_layers", depth))
     counts = executable.layout.tile_counts
     kind = "compiled" if config.opt.compile else "eager"
-    what = "logits" if found.num_tokens else "hidden states"
+    what = "logits" if result.num_tokens else "hidden states"
     lines = [
         f"model {spec.name}: {spec.architecture}, {layers} of {depth} layers, random float32 "
         "weights",
@@ -190,11 +190,11 @@ def _table(
         f"tiles; {len(LENGTHS)} sequences of {', '.join(map(str, LENGTHS))} tokens in one step",
         "",
         f"{'compared with transformers':28s} {'found':>10s} {'allowed':>10s}",
-        f"{what + ', difference':28s} {found.max_error:10.1e} {TOLERANCE * found.scale:10.1e}",
-        f"{what + ', spread':28s} {found.spread:10.1e} {'≥ 1.0e-02':>10s}",
+        f"{what + ', difference':28s} {result.error:10.1e} {result.bound:10.1e}",
+        f"{what + ', spread':28s} {result.spread:10.1e} {f'≥ {LEAST_SPREAD:.1e}':>10s}",
     ]
-    if found.num_tokens:
-        same = f"{found.num_same}/{found.num_tokens}"
+    if result.num_tokens:
+        same = f"{result.num_same}/{result.num_tokens}"
         name = f"greedy tokens, {NEW_TOKENS} each"
         lines.append(f"{name:28s} {same:>10s} {'all':>10s}")
-    return "\n".join([*lines, "", found.result])
+    return "\n".join([*lines, "", result.as_text()])

@@ -11,6 +11,7 @@ import torch
 from girih.graph.bundle.bundle import open_bundle
 from girih.graph.bundle.files import BundleKey, named_bundle, read_key
 from girih.graph.ir.text import SymbolNames, graph_text
+from girih.graph.ir.verify_result import verify_report
 from girih.graph.partition.graph_file import read_graph
 from girih.graph.partition.partition import Program
 from girih.graph.tiles.inductor import TileFn, load_tile
@@ -65,7 +66,7 @@ def write_page(config: EngineConfig, path: Path, progress: Progress = no_progres
     page = render(
         PageData(
             title=f"{spec.name} at {config.opt.level} for {target.device} {target.isa}",
-            summary=spec.as_text() + program.trial_line,
+            summary=spec.as_text() + verify_report(program.verified),
             records=lowered.records,
             differences=differences,
             layout=program.layout,

@@ -11,6 +11,7 @@ from girih.graph.bundle.bundle import Bundle
 from girih.graph.execute.executable import Executable, kv_cache_specs, state_bytes_per_request
 from girih.graph.files.spec import ModelSpec
 from girih.graph.ir.program import ProgramLayout
+from girih.graph.ir.verify_result import VerifyResult
 from girih.graph.tiles.inductor import TileFn
 from girih.graph.trace.weight_names import plan_for_checkpoint
 from girih.graph.weights.checkpoint import open_checkpoint
@@ -26,7 +27,7 @@ from girih.runtime.start.serving_build import ServingBuild
 from girih.runtime.start.wanted import model_spec
 from girih.runtime.step.resident import Resident
 from girih.runtime.verify.batch_invariance import require_batch_invariant
-from girih.runtime.verify.canary import check_canary, executable_for_canary
+from girih.runtime.verify.canary import executable_for_canary, verify_canary
 
 Weights = dict[str, torch.Tensor]
 
@@ -64,19 +65,20 @@ def bind(start: Start, program: RunnableProgram) -> BoundProgram:
     size = _cache_size(start, layout)
     with timed(seconds, "bind"):
         executable = _executable(start, program, weights, size)
-    attention, canary = executable.attention_report(), ""
+    attention, verified = executable.attention_report(), program.verified
     if start.config.runtime.batch_invariant:
         require_batch_invariant(executable, program.bundle)
     if program.build:
         _serve_meanwhile(start, program.build, executable, program.tiles, weights)
     if program.bundle:
         with timed(seconds, "canary"):
-            canary = check_canary(executable, program.bundle, weights, start.spec.vocab_size)
+            canary = verify_canary(executable, program.bundle, weights, start.spec.vocab_size)
+        verified = (*verified, canary)
     length = size.max_model_len
     if layout.is_bidirectional:  # what a step takes limits it, not the cache
         length = start.model_length
     memory = executable.memory_table() + size.groups.as_saving(size.max_model_len)
-    report = StartReport(program.origin, seconds, memory, attention, program.rows, canary)
+    report = StartReport(program.origin, seconds, memory, attention, verified)
     return BoundProgram(executable, length, _resident(start, program, executable), report)
 
 
@@ -133,9 +135,9 @@ def _serve_meanwhile(
         if not build.before_step(executable):
             executable.before_step = None
 
-    def check(bundle: Bundle) -> str:
+    def check(bundle: Bundle) -> VerifyResult:
         beside = executable_for_canary(executable, bundle, weights, bundle_tiles(bundle), None)
-        return check_canary(beside, bundle, weights, start.spec.vocab_size)
+        return verify_canary(beside, bundle, weights, start.spec.vocab_size)
 
     executable.before_step = before_step
     build.serve(pieces, check)
@@ -158,7 +160,7 @@ def _resident(start: Start, program: RunnableProgram, executable: Executable) ->
         source = bundle()
         if source is None:
             return "no canary: eager pieces answer"
-        return check_canary(executable, source, weights, start.spec.vocab_size)
+        return verify_canary(executable, source, weights, start.spec.vocab_size).as_text()
 
     def read_spec(source: str) -> ModelSpec:
         return model_spec(replace(start.config.model, source=source, dtype=start.spec.dtype))

@@ -9,6 +9,7 @@ import torch
 
 from girih.graph.bundle.bundle import BundleOrigin
 from girih.graph.files.spec import ModelSpec
+from girih.graph.ir.verify_result import VerifyResult, verify_report
 from girih.kernels.base.errors import ConfigError
 from girih.kernels.base.progress import Progress, ProgressEvent, no_progress
 from girih.kernels.base.seconds import timed
@@ -30,22 +31,20 @@ class StartReport:
         seconds: per stage.
         memory: what the executable owns, for people.
         attention: backend taken, and why others were not.
-        rows: what running the tiles on a few tokens showed, where this start traced the model.
-        canary: how the compiled program's answer to a known prompt compared.
+        verified: the rows, where this start traced the model, and the canary of compiled code.
     """
 
     bundle: BundleOrigin
     seconds: dict[str, float]
     memory: str
     attention: str
-    rows: str
-    canary: str
+    verified: tuple[VerifyResult, ...]
 
     def as_text(self) -> str:
         """A few lines for the log."""
         parts = ", ".join(f"{name} {value:.2f} s" for name, value in self.seconds.items())
-        checked = f"{self.attention}\n{self.canary}".strip()
-        return f"bundle {self.bundle.as_text()}\n{parts}\n{self.rows}{checked}\n{self.memory}"
+        verified = verify_report(self.verified)
+        return f"bundle {self.bundle.as_text()}\n{parts}\n{verified}{self.attention}\n{self.memory}"
 
 
 @dataclass(frozen=True)

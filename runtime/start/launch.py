@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from girih.graph.bundle.bundle import Bundle
 from girih.graph.execute.executable import kv_cache_specs
 from girih.graph.ir.program import ProgramLayout, program_map
+from girih.graph.ir.verify_result import verify_report
 from girih.graph.trace.trace import trace
 from girih.kernels.base.errors import ConfigError
 from girih.kernels.base.progress import Progress, no_progress
@@ -128,7 +129,7 @@ def compile(config: EngineConfig, progress: Progress = no_progress) -> str:
     return (
         f"bundle {bundle.path}\n"
         f"{origin.as_text()}, {seconds:.1f} s, {size / 2**20:.1f} MiB, key {bundle.key.digest}\n"
-        f"built in: {stages}\n{_donor_line(bundle)}{bundle.trial}{_proof_line(bundle)}"
+        f"built in: {stages}\n{_donor_line(bundle)}{verify_report(bundle.verified)}"
         + _pieces_line(bundle.layout)
     )
 
@@ -153,7 +154,7 @@ def explain(config: EngineConfig, progress: Progress = no_progress) -> str:
             f"traced {len(traced.graph.nodes)} nodes in {traced.seconds:.1f} s\n",
             lowered.report(),
             program_map(program.layout, notes, program.weights)
-            + program.trial_line
+            + verify_report(program.verified)
             + _groups_text(program.layout, start),
             key,
             _pieces_line(program.layout),
@@ -171,17 +172,6 @@ def _groups_text(layout: ProgramLayout, start: Start) -> str:
 
 def _donor_line(bundle: Bundle) -> str:
     return f"kernel library taken from bundle {bundle.donor}\n" if bundle.donor else ""
-
-
-def _proof_line(bundle: Bundle) -> str:
-    if bundle.proof is None:
-        return ""
-    passes, tiles = bundle.proof["passes"], bundle.proof["tiles"]
-    note = f"; {bundle.proof['note']}" if bundle.proof["note"] else ""
-    return (
-        f"proved: {len(passes)} passes within {max(passes.values(), default=0.0):.1e}, "
-        f"{len(tiles)} tiles within {max(tiles.values(), default=0.0):.1e}{note}\n"
-    )
 
 
 def _pieces_line(layout: ProgramLayout) -> str:

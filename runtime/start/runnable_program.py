@@ -10,6 +10,7 @@ import torch
 from girih.graph.bundle.bundle import Bundle, BundleOrigin
 from girih.graph.files.spec import ModelSpec
 from girih.graph.ir.program import ProgramLayout
+from girih.graph.ir.verify_result import VerifyResult
 from girih.graph.ir.weight_plan import WeightPlan
 from girih.graph.partition.partition import Program
 from girih.graph.tiles.inductor import TileFn, eager_tile, load_tile
@@ -40,7 +41,7 @@ class RunnableProgram:
         attention: backend that must run; None leaves the choice to the executable.
         bundle: it, when there is one.
         build: the build behind eager pieces.
-        rows: what running the tiles on a few tokens showed, when they were traced for this start.
+        verified: its rows, when it was traced for this start.
     """
 
     layout: ProgramLayout
@@ -53,7 +54,7 @@ class RunnableProgram:
     attention: str | None
     bundle: Bundle | None = None
     build: ServingBuild | None = None
-    rows: str = ""
+    verified: tuple[VerifyResult, ...] = ()
 
     def release(self) -> None:
         """End the build behind the pieces, and let the cache remove the bundle."""
@@ -125,7 +126,7 @@ def _eager_pieces(
         origin,
         seconds,
         "reference",
-        rows=program.trial_line,
+        verified=program.verified,
     )
 
 

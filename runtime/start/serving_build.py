@@ -20,6 +20,7 @@ import torch
 
 from girih.graph.bundle.bundle import Bundle, BundleOrigin
 from girih.graph.execute.executable import Executable
+from girih.graph.ir.verify_result import VerifyResult
 from girih.graph.partition.partition import Program
 from girih.graph.tiles.count import COMPILES
 from girih.graph.tiles.inductor import TileFn
@@ -44,7 +45,7 @@ class ServingBuild(BackgroundBuild):
     Attributes:
         is_over: nothing more will be taken in or given back.
         was_rejected: the canary failed, so that the eager pieces are back.
-        canary: how the canary went, once it did.
+        canary: what the canary found, once it ran; None before.
         compiles_at_start: tiles this process had compiled before.
     """
 
@@ -55,13 +56,13 @@ class ServingBuild(BackgroundBuild):
     ) -> None:
         self.is_over = False
         self.was_rejected = False
-        self.canary = ""
+        self.canary: VerifyResult | None = None
         self.compiles_at_start = COMPILES.total
         self._tiles_taken = 0
         self._begun = time.monotonic()
         self._ended: float | None = None
         self._pieces: dict[str, TileFn] = {}
-        self._check: Callable[[Bundle], str] | None = None
+        self._check: Callable[[Bundle], VerifyResult] | None = None
         self._built = threading.Event()
         self._serving = threading.Event()
         self._answered = threading.Event()
@@ -69,12 +70,12 @@ class ServingBuild(BackgroundBuild):
         self._checked = threading.Event()
         super().__init__(build, progress)
 
-    def serve(self, pieces: dict[str, TileFn], check: Callable[[Bundle], str]) -> None:
+    def serve(self, pieces: dict[str, TileFn], check: Callable[[Bundle], VerifyResult]) -> None:
         """Eager pieces begin to answer.
 
         Args:
             pieces: these, by tile key.
-            check: runs the canary of a finished bundle and returns how it went; raises when the
+            check: runs the canary of a finished bundle; raises when the
                 compiled code may not serve. Called in the build's thread.
         """
         self._pieces, self._check = dict(pieces), check
@@ -88,7 +89,7 @@ class ServingBuild(BackgroundBuild):
             tiles=self._tiles_taken,
             total_tiles=max(0, self.total - 1),
             seconds=round(seconds, 2),
-            detail=str(self.error or self.canary),
+            detail=str(self.error or (self.canary.as_text() if self.canary else "")),
         )
 
     def result(self) -> tuple[Bundle, BundleOrigin]:
@@ -186,7 +187,7 @@ class ServingBuild(BackgroundBuild):
         torch.set_num_threads(1)  # of this thread: steps are running
         try:
             self.canary = self._check(bundle)
-            logger.info("%s", self.canary)
+            logger.info("%s", self.canary.as_text())
         except Exception as error:  # whatever it is, the code was not shown to be right
             if not isinstance(error, GirihError):
                 error = BundleError(f"the canary did not run: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""The canary: before an engine is ready, its compiled program answers a known prompt.
+"""Level "canary": before an engine is ready, its compiled program answers a known prompt.
 
 A bundle holds no weights, so what the answer must be depends on the weights that are loaded. The
 first start with some weights computes it with eager tiles and the reference attention, and keeps
@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from girih.graph.bundle.files import tile_graph
 from girih.graph.execute.executable import Executable
 from girih.graph.execute.step_inputs import StepInputs
 from girih.graph.ir.tile_file import read_tile
+from girih.graph.ir.verify_result import VerifyResult
 from girih.graph.tiles.inductor import TileFn, eager_tile
 from girih.kernels.attention.metadata import AttentionMetadata
 from girih.kernels.base.errors import BundleError
@@ -49,10 +51,10 @@ class Canary:
     margins: tuple[float, ...]
 
 
-def check_canary(
+def verify_canary(
     executable: Executable, bundle: Bundle, weights: dict[str, torch.Tensor], vocab_size: int
-) -> str:
-    """Hold a bound program against what the bundle knows of these weights.
+) -> VerifyResult:
+    """Compare a bound program's answer with what the bundle knows of these weights.
 
     Args:
         executable: as it will serve; its KV blocks are written, so none may be in use.
@@ -61,26 +63,33 @@ def check_canary(
         vocab_size: bound of the token ids.
 
     Returns:
-        How it went, for the log.
+        The difference of log-probabilities.
 
     Raises:
         BundleError: the answer is another one.
     """
+    started = time.perf_counter()
     path = bundle.path / "canary" / f"{_fingerprint(weights)}{_cache_name(executable)}.json"
     expected = _read(path)
     how = "as recorded"
     if expected is None:
         expected = _expected(executable, bundle, weights, _prompt(vocab_size))
         how = "as eager code, " + ("recorded" if _write(path, expected) else "not recorded")
-    found = _answer(executable, expected.prompt)
-    error = _compare(found, expected, _tolerance(executable))
-    if error:
-        raise BundleError(
-            f"bundle {bundle.path} fails its canary: {error}. The compiled code computes something "
-            "else than it did; remove the bundle (`girih cache prune`) or start with opt=O0"
-        )
+    found, bound = _answer(executable, expected.prompt), _tolerance(executable)
     worst = max(abs(a - b) for a, b in zip(found.logprobs, expected.logprobs, strict=True))
-    return f"canary {len(expected.prompt)} tokens {how}, log-probabilities within {worst:.1e}"
+    result = VerifyResult(
+        "canary",
+        f"log-probabilities of {len(expected.prompt)} tokens {how}",
+        worst,
+        bound,
+        time.perf_counter() - started,
+        _first_difference(found, expected, bound),
+    )
+    return result.require(
+        BundleError,
+        f"The compiled code of bundle {bundle.path} computes something else than it did; remove "
+        "the bundle (`girih cache prune`) or start with opt=O0",
+    )
 
 
 def _prompt(vocab_size: int) -> tuple[int, ...]:
@@ -185,8 +194,8 @@ def _cache_name(executable: Executable) -> str:
     return "-int8" if executable.kv_dtype == torch.int8 else ""
 
 
-def _compare(found: Canary, expected: Canary, bound: float) -> str | None:
-    """What differs by more than rounding, or None."""
+def _first_difference(found: Canary, expected: Canary, bound: float) -> str:
+    """What differs by more than rounding, or ""."""
     for i, token in enumerate(expected.prompt):
         off = abs(found.logprobs[i] - expected.logprobs[i])
         other = found.next_ids[i] != expected.next_ids[i] and expected.margins[i] > 2 * bound
@@ -196,7 +205,7 @@ def _compare(found: Canary, expected: Canary, bound: float) -> str | None:
                 f"{found.logprobs[i]:.4f}, expected {expected.next_ids[i]} with "
                 f"{expected.logprobs[i]:.4f} ± {bound}"
             )
-    return None
+    return ""
 
 
 def _fingerprint(weights: dict[str, torch.Tensor]) -> str:

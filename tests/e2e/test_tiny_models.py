@@ -189,16 +189,19 @@ def test_nothing_is_compiled_once_an_engine_is_ready(compiled):
     )
 
 
-def test_the_build_is_proved_and_every_start_checks_its_canary(compiled):
+def test_the_build_is_verified_and_every_start_runs_its_canary(compiled):
     cache, answers = compiled
-    proof = open_bundle(cache / "bundles" / answers["together"]["key"]).proof
-    assert len(proof["passes"]) == 4
-    assert len(proof["tiles"]) == 3
-    assert max([*proof["passes"].values(), *proof["tiles"].values()]) < 1e-5
-    assert answers["together"]["canary"].startswith("canary 12 tokens as ")
-    assert answers["warm"]["canary"].startswith("canary 12 tokens as recorded")
-    assert "as eager code, recorded" in answers["other weights"]["canary"] or (
-        "as recorded" in answers["other weights"]["canary"]  # kept from an earlier run
+    verified = open_bundle(cache / "bundles" / answers["together"]["key"]).verified
+    assert [result.level for result in verified] == ["rows", "passes", "tiles"]
+    assert verified[1].compared == "values before and after 4 passes"
+    assert verified[2].compared == "3 tiles, compiled and eager"
+    assert all(result.passed and result.error < 1e-5 for result in verified)
+    canary = {n: answers[n]["verified"][-1] for n in ("together", "warm", "other weights")}
+    words = "canary verified: log-probabilities of 12 tokens as "
+    assert canary["together"].startswith(words)
+    assert canary["warm"].startswith(words + "recorded")
+    assert "as eager code, recorded" in canary["other weights"] or (
+        "as recorded" in canary["other weights"]  # kept from an earlier run
     )
 
 

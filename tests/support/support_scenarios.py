@@ -80,7 +80,7 @@ def _run(scenario: dict[str, Any]) -> dict[str, Any]:
         "preemptions": stats.num_preemptions,
         "steps": stats.num_steps,
         "attention": engine.report.attention,
-        "canary": engine.report.canary,
+        "verified": [result.as_text() for result in engine.report.verified],
         "compiled_while_serving": COMPILES.total - compiled_before,
     }
 

@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from support_agreement import Row
+from support_families import Row
 
 from girih.kernels.base.cache_dir import cache_dir
 from girih.kernels.build.sources import source_digest
@@ -63,8 +63,8 @@ def update_table(row: Row, path: Path, compiled: bool) -> None:
 
 def _line(row: Row, compiled: bool) -> str:
     size = f"{row.pieces}/{row.tiles}" if row.tiles else ""
-    error = f"{row.max_error:.0e}" if row.agrees else ""
-    done = ("yes" if compiled else "no") if row.agrees else ""
+    error = f"{row.max_error:.0e}" if row.passed else ""
+    done = ("yes" if compiled else "no") if row.passed else ""
     counts = [str(row.rewrites.get(name, "")) for name in PIPELINE]
     cells = [row.name, size, error, done, " ".join(row.result.split()).replace("|", "/"), *counts]
     return "| " + " | ".join(cells) + " |"

@@ -9,7 +9,7 @@ from girih.serve.progress import ProgressDisplay
 
 
 def run(words: list[str], options: Options) -> int:
-    """Print a table; 0 when they agree, else 1."""
+    """Print a table; 0 when the model is verified, else 1."""
     composed = compose_config("check", words)
     config, layers = engine_of(composed), composed["check"]["layers"]
     from girih.runtime.inspect.check_model import check_model
@@ -17,4 +17,4 @@ def run(words: list[str], options: Options) -> int:
     with ProgressDisplay(options.quiet) as progress:
         report = check_model(config, layers, progress)
     print(report.text)
-    return 0 if report.agreement.agrees else 1
+    return 0 if report.result.passed else 1

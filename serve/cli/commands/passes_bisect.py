@@ -16,11 +16,11 @@ PLACE = "{opt}"
 
 
 def run(words: list[str], options: Options) -> int:
-    """Name the pass at fault. Without `check=` the build proof is the check."""
+    """Name the pass at fault. Without `check=` the check is `opt.verify`."""
     config = compose_config("passes bisect", words)
     engine, check = engine_of(config), config["check"]
     if check is None:
-        return _by_proof(engine, options)
+        return _by_verify(engine, options)
     if PLACE not in check:
         raise ConfigError(
             f"check='{check}' does not say where the pass switches go; put {PLACE} in it, e.g. "
@@ -32,8 +32,8 @@ def run(words: list[str], options: Options) -> int:
     return 0
 
 
-def _by_proof(engine: EngineConfig, options: Options) -> int:
-    """The proof runs after every pass, so one lowering tells."""
+def _by_verify(engine: EngineConfig, options: Options) -> int:
+    """Passes are verified one by one, so one lowering tells."""
     from girih.runtime.inspect import compiler_tools
 
     engine.opt.verify = True
@@ -43,7 +43,9 @@ def _by_proof(engine: EngineConfig, options: Options) -> int:
         except PassError as error:
             print(error)
             return 1
-    print(lowered.report() + "every pass is proved; check='COMMAND {opt}' bisects another symptom")
+    print(
+        lowered.report() + "every pass is verified; check='COMMAND {opt}' bisects another symptom"
+    )
     return 0
 
 

@@ -1,6 +1,7 @@
 """Bundles: sealed once, trusted by checksum, found by key."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from girih.graph.bundle.files import (
     tile_package,
 )
 from girih.graph.ir.program import ProgramLayout, TileStep
+from girih.graph.ir.verify_result import VerifyResult
 from girih.graph.ir.weight_plan import WeightEntry, WeightPlan
 from girih.kernels.base.errors import BundleError
 from girih.kernels.base.target import Target
@@ -28,6 +30,7 @@ from girih.passes.options import OptConfig
 KEY = BundleKey((("model.dtype", "float32"), ("torch", "2.0")))
 LAYOUT = ProgramLayout((TileStep("t0", 0, (0,), (1,)),), {"ids": 0}, {}, 2, 1)
 PLAN = WeightPlan([WeightEntry("w", "plain", (2, 2), "float32", ("w",))])
+ROWS = VerifyResult("rows", "3 tiles, each token's row beside others and alone", 1e-15, 1e-9, 0.1)
 
 
 def make_bundle(path, key=KEY):
@@ -42,7 +45,7 @@ def make_bundle(path, key=KEY):
         "notes": {"t0": "everything"},
         "report": "table",
         "seconds": {"trace": 1.5},
-        "trial": "3 tiles run",
+        "verified": [asdict(ROWS)],
     }
     seal(path, key, description)
     return path
@@ -64,7 +67,7 @@ def test_what_was_sealed_is_opened(bundle):
         "table",
         {"trace": 1.5},
     )
-    assert opened.trial == "3 tiles run"
+    assert opened.verified == (ROWS,)
     assert opened.package("t0").read_bytes().startswith(b"code")
     assert opened.library.is_file()
 
@@ -315,7 +318,7 @@ class TestANamedBundleThatIsMissing:
         with pytest.raises(AssertionError, match="built"):
             find(FakeSpec(), tmp_path / "out")
 
-    def test_one_without_a_proof_is_not_copied_where_one_is_wanted(
+    def test_one_that_was_not_verified_is_not_copied_where_that_is_wanted(
         self, cache, no_building, tmp_path
     ):
         cached(FakeSpec(), opt=OptConfig(verify=True))

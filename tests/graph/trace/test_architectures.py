@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support_agreement import SharedTiles, check_family, eager_tiles
 from support_architectures import REFUSED, families
+from support_families import SharedTiles, check_family, eager_tiles
 from support_library import build_cached
 from support_table import Results, update_table
 
@@ -42,10 +42,10 @@ ALL = {family.name: family for family in families()}
 
 
 @pytest.mark.parametrize("name", FAST)
-def test_fast_subset_agrees(name, tmp_path):
+def test_fast_subset_is_verified(name, tmp_path):
     load_library(build_cached(detect_isa(), detect_isa()))
     row = check_family(ALL[name], tmp_path)
-    assert row.agrees, row
+    assert row.passed, row
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def results():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
-def test_every_family_agrees_or_is_refused(name, tmp_path, make_tiles, results):
+def test_every_family_is_verified_or_refused(name, tmp_path, make_tiles, results):
     if name in REFUSED and REFUSED[name].startswith("not built"):
         pytest.skip(REFUSED[name])
     if SECONDS and time.monotonic() - STARTED > SECONDS:
@@ -80,7 +80,7 @@ def test_every_family_agrees_or_is_refused(name, tmp_path, make_tiles, results):
         assert row.result.startswith("refused: "), row
         assert REFUSED[name] in row.result
     else:
-        assert row.agrees, row
+        assert row.passed, row
 
 
 def test_refused_families_are_in_the_table():

@@ -30,8 +30,8 @@ from girih.passes.options import OptConfig
 from girih.runtime.inspect.check_model import check_model, random_model
 from girih.runtime.inspect.explain_page import _program
 from girih.runtime.start import runnable_program
-from girih.runtime.verify.agreement import bind, compare
 from girih.runtime.verify.batch_invariance import why_not_invariant
+from girih.runtime.verify.model import bind, verify_model
 
 TARGET = Target("cpu", detect_isa(), 2, "g++")
 
@@ -74,8 +74,8 @@ def test_every_pass_leaves_the_model_s_logits(model, traced, program):
     one.passes.canonicalize.enabled = True
     plain = lower_and_partition(traced, one, TARGET)[1]
     for lowered in (plain, program):
-        found = compare(model[0], executable_of(lowered, model[1]), 400, encodes=False)
-        assert found.agrees, found
+        found = verify_model(model[0], executable_of(lowered, model[1]), 400, encodes=False)
+        assert found.passed, found
 
 
 def test_layers_share_the_function_and_pass_their_own_weights(program):
@@ -115,8 +115,8 @@ def test_a_layout_from_a_bundle_runs_without_a_trace(model, program, monkeypatch
     with pytest.raises(EngineError, match="nobody has built it in this process"):
         executable_of(program, model[1], layout)
     build_eager_modules(layout, lambda: build_on_meta(model[1]))
-    found = compare(model[0], executable_of(program, model[1], layout), 400, encodes=False)
-    assert found.agrees, found
+    found = verify_model(model[0], executable_of(program, model[1], layout), 400, encodes=False)
+    assert found.passed, found
 
 
 def test_another_module_in_its_place_is_refused(program):
@@ -180,9 +180,9 @@ def test_a_compiled_bundle_starts_without_a_trace(tmp_path, monkeypatch):
     monkeypatch.setenv("GIRIH_CACHE_DIR", str(tmp_path))
     config = to_engine_config(compose_config("check", ["opt=O2", f"model={write_spread()}"]))
     built = check_model(config)
-    assert built.agreement.agrees, built.text
+    assert built.result.passed, built.text
     monkeypatch.setattr(eager_ops, "_functions", {})
     monkeypatch.setattr("girih.passes.build.build.trace", None)
     monkeypatch.setattr(runnable_program, "trace", None)
     again = check_model(config)
-    assert again.agreement.agrees, again.text
+    assert again.result.passed, again.text

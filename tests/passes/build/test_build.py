@@ -182,7 +182,7 @@ def test_what_the_tiles_showed_is_kept(quick):
     key = build.bundle_key(spec, opt_o2(), TARGET)
     made = build._Build(spec, opt_o2(), TARGET, key, no_progress, build.BuildObserver())
     description = made._description(*made._front())
-    assert description["trial"].startswith("each token's row depends on that token only: 3 tiles")
+    assert description["verified"][0]["compared"].startswith("3 tiles, each token's row")
     assert {"trace", "lower", "rows"} <= set(description["seconds"])
     assert all(seconds > 0 for seconds in description["seconds"].values())
 

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import re
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from girih.passes.build.build import lower_and_partition
 from girih.passes.build.key import bundle_key
 from girih.runtime.inspect import check_model as module
 from girih.runtime.inspect.check_model import check_model, random_model
-from girih.runtime.verify.agreement import bind, compare
+from girih.runtime.verify.model import bind, verify_model
 from girih.serve.cli.main import main
 
 
@@ -45,17 +46,18 @@ def config(*words):
     return to_engine_config(compose_config("check", ["opt=O0", *words]))
 
 
-def test_a_model_agrees_and_the_table_says_on_what():
+def test_a_model_is_verified_and_the_table_says_on_what():
     report = check_model(config(f"model={tiny_model('llama')}"))
-    assert report.agreement.agrees
-    assert report.agreement.num_same == report.agreement.num_tokens == 48
+    assert report.result.passed
+    assert report.result.num_same == report.result.num_tokens == 48
     assert "2 of 2 layers" in report.text and "48/48" in report.text
-    assert report.text.splitlines()[-1] == "agrees"
+    last = report.text.splitlines()[-1]
+    assert last.startswith("model verified: logits of 3 sequences with transformers; worst")
 
 
 def test_fewer_layers_keep_the_kinds_of_the_first_ones():
     report = check_model(config(f"model={tiny_model('gemma3_text')}"), layers=3)
-    assert report.agreement.agrees, report.text
+    assert report.result.passed, report.text
     assert "3 of 4 layers" in report.text and "4 pieces" in report.text
 
 
@@ -68,8 +70,8 @@ def test_an_encoder_s_hidden_states_are_compared(tmp_path):
     )  # fmt: skip
     save_model(BertModel(small), tmp_path)
     report = check_model(config(f"model={tmp_path}"))
-    assert report.agreement.agrees, report.text
-    assert report.agreement.num_tokens == 0 and "hidden states" in report.text
+    assert report.result.passed, report.text
+    assert report.result.num_tokens == 0 and "hidden states" in report.text
 
 
 def test_a_classifier_is_refused(tmp_path):
@@ -104,15 +106,19 @@ def found(parts, layout=None, spoil=None):
         last = list(tiles)[-1]
         right = tiles[last]
         tiles[last] = lambda inputs: [spoil(value) for value in right(inputs)]
-    return compare(model, bind(layout or program.layout, tiles, weights, "reference"), 400, False)
+    return verify_model(
+        model, bind(layout or program.layout, tiles, weights, "reference"), 400, False
+    )
 
 
-def test_the_right_program_agrees(parts):
-    assert found(parts).agrees
+def test_the_right_program_passes(parts):
+    assert found(parts).passed
 
 
 def test_a_small_difference_of_logits_is_wrong(parts):
-    assert found(parts, spoil=lambda x: x * 1.001).result.startswith("wrong: logits differ")
+    result = found(parts, spoil=lambda x: x * 1.001)
+    assert not result.passed and result.error > result.bound
+    assert re.fullmatch(r"logits \d+ of sequence 0", result.first_difference)
 
 
 def test_another_mask_is_wrong(parts):
@@ -122,10 +128,10 @@ def test_another_mask_is_wrong(parts):
         if hasattr(s, "spec") else s
         for s in layout.steps
     )  # fmt: skip
-    assert found(parts, dataclasses.replace(layout, steps=steps)).result.startswith("wrong")
+    assert not found(parts, dataclasses.replace(layout, steps=steps)).passed
 
 
-def test_logits_that_say_nothing_prove_nothing(parts):
+def test_logits_that_say_nothing_are_inconclusive(parts):
     model, program, weights = parts
     zero = {n: torch.zeros_like(w) for n, w in weights.items()}
     silent = copy.deepcopy(model)
@@ -133,8 +139,8 @@ def test_logits_that_say_nothing_prove_nothing(parts):
         for parameter in silent.parameters():
             parameter.zero_()
     tiles = {key: eager_tile(tile.graph) for key, tile in program.tiles.items()}
-    result = compare(silent, bind(program.layout, tiles, zero, "reference"), 400, False).result
-    assert result.startswith("unproven")
+    result = verify_model(silent, bind(program.layout, tiles, zero, "reference"), 400, False)
+    assert not result.passed and result.first_difference.startswith("inconclusive: logits")
 
 
 @pytest.mark.parametrize("layers", [0, 3])
@@ -168,9 +174,9 @@ def test_the_command_prints_the_table_and_its_exit_code_tells(capsys, monkeypatc
     words = ["check", f"model={tiny_model('llama')}", "opt=O0", "check.layers=1", "-q"]
     assert main(words) == 0
     assert "1 of 2 layers" in capsys.readouterr().out
-    monkeypatch.setattr("girih.runtime.verify.agreement.TOLERANCE", 1e-12)
+    monkeypatch.setattr("girih.runtime.verify.model.TOLERANCE", 1e-12)
     assert main(words) == 1
-    assert "wrong: " in capsys.readouterr().out
+    assert "model FAILED: " in capsys.readouterr().out
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["No"]}))
     assert main(["check", f"model={tmp_path}", "-q"]) == 1
     assert "girih: " in capsys.readouterr().err

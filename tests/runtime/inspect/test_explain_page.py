@@ -40,7 +40,7 @@ def test_the_page_holds_everything_and_needs_nothing(config, tmp_path, monkeypat
         assert f"<summary>{name}: before and after</summary>" in page
     assert 'class="add">+%' in page
     assert 'class="del">-%' in page
-    assert "depends on that token only: 3 tiles run, within" in page
+    assert "rows verified: 3 tiles, " in page
     keys = set(re.findall(r"tile ([0-9a-f]{16})", page))
     assert len(keys) == 3
     assert page.count('class="a" title="attention') == 2
@@ -51,12 +51,12 @@ def test_the_page_holds_everything_and_needs_nothing(config, tmp_path, monkeypat
 
 def test_explain_and_a_start_say_what_the_tiles_showed(config, monkeypatch):
     monkeypatch.setattr(launch, "trace", lambda spec, progress: tiny_traced("llama"))
-    assert "each token's row depends on that token only: 3 tiles run" in launch.explain(config)
+    assert "rows verified: 3 tiles, " in launch.explain(config)
     monkeypatch.setattr(runnable_program, "trace", lambda spec, progress: tiny_traced("llama"))
     eager = to_engine_config(compose_config("explain", [f"model={tiny_model('llama')}", "opt=O0"]))
     start = start_of(eager)
     report = launch.engine_of(start, runnable_program.obtain_program(start)).report
-    assert "each token's row depends on that token only: 3 tiles run" in report.as_text()
+    assert "rows verified: 3 tiles, " in report.as_text()
     assert report.bundle == BundleOrigin("none", "O0 runs eager pieces")
     assert report.as_text().startswith("bundle none: O0 runs eager pieces\nspec 0.")
     assert list(report.seconds) == ["spec", "trace", "lower", "weights", "bind"]

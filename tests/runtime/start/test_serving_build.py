@@ -13,6 +13,7 @@ from support_models import opt_o2, tiny_model, tiny_traced
 
 import girih.passes.build.background as background
 import girih.runtime.start.serving_build as serving_build
+from girih.graph.bundle.bundle import BundleOrigin
 from girih.graph.execute.executable import Executable
 from girih.graph.files.sources import resolve_source
 from girih.graph.ir.tile_file import write_tile
@@ -28,7 +29,7 @@ from girih.runtime.start import launch
 from girih.runtime.start.assembly import watch_compiling
 from girih.runtime.start.runnable_program import RunnableProgram
 from girih.runtime.start.serving_build import ServingBuild
-from girih.runtime.verify.canary import check_canary, executable_for_canary
+from girih.runtime.verify.canary import executable_for_canary, verify_canary
 
 VOCAB, BLOCK, WAIT = 424, 16, 30
 
@@ -112,7 +113,7 @@ class Setting:
         beside = executable_for_canary(
             self.executable, bundle, weights(), dict(self.code), "reference"
         )
-        return check_canary(beside, bundle, weights(), VOCAB)
+        return verify_canary(beside, bundle, weights(), VOCAB)
 
     def recompute(self):
         self.core.recomputed += 1
@@ -145,7 +146,7 @@ def test_an_idle_engine_takes_tiles_in_and_the_canary_runs(tmp_path, monkeypatch
     assert setting.running == set(program().tiles)
     setting.may_end.set()
     done = setting.tend_until("done")
-    assert "canary 12 tokens as eager code, recorded" in done.detail
+    assert "12 tokens as eager code, recorded" in done.detail
     assert done.seconds == setting.build.state().seconds > 0  # the clock stands still
     assert setting.core.idle_hook is None
     assert setting.core.recomputed == 0
@@ -194,7 +195,7 @@ def test_a_failing_canary_brings_the_eager_pieces_back(tmp_path, monkeypatch, ca
         setting.core.idle_hook(setting.core)
     state = setting.build.state()
     assert (state.phase, state.tiles) == ("failed", 0)
-    assert "fails its canary" in state.detail
+    assert "canary FAILED" in state.detail
     assert setting.running == set()
     assert {c.backend.name for c in setting.executable.backends} == {"reference"}
     assert setting.core.recomputed == 1
@@ -239,7 +240,8 @@ def test_an_engine_that_cannot_be_bound_ends_its_build(monkeypatch):
         raise CapacityError("no room")
 
     monkeypatch.setattr(launch, "bind", bind)
-    bare = RunnableProgram(program().layout, {}, program().weights, {}, "eager", None)
+    origin = BundleOrigin("none")
+    bare = RunnableProgram(program().layout, {}, program().weights, {}, "eager", origin, {}, None)
     with pytest.raises(CapacityError, match="no room"):
         launch.engine_of(None, dataclasses.replace(bare, build=build))
     with pytest.raises(CapacityError):

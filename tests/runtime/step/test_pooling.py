@@ -289,7 +289,7 @@ def test_metrics_count_texts_and_no_output_tokens(tmp_path):
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """A cross-encoder with token types and a mean below its head, proved and compiled."""
+    """A cross-encoder with token types and a mean below its head, verified and compiled."""
     path = tmp_path_factory.mktemp("compiled")
     model = write_pooled(
         path / "model", "bert", "classify", num_labels=1, classifier_pooling="mean"
@@ -312,7 +312,7 @@ def test_compiled_code_scores_as_eager_code_does(compiled):
     eager = vectors(engine(path), texts, asked)
     again = engine(path, **options)
     assert again.report.bundle.status == "found"
-    assert "as recorded" in again.report.canary
+    assert "as recorded" in again.report.verified[-1].compared
     for found in (vectors(handle, texts, asked), vectors(again, texts, asked)):
         for a, b in zip(found, eager, strict=True):
             assert np.abs(a - b).max() < 1e-5

@@ -15,6 +15,7 @@ from girih import SamplingParams
 from girih.graph.bundle.bundle import open_bundle
 from girih.graph.bundle.cache import is_in_use, list_bundles
 from girih.graph.bundle.files import BundleKey
+from girih.graph.ir.verify_result import VerifyResult
 from girih.kernels.base.errors import (
     BundleError,
     BusyError,
@@ -150,7 +151,7 @@ def test_a_core_in_another_process_sleeps_too(process_llm):
 
 def test_an_engine_holds_its_bundle_until_it_is_closed(tmp_path, monkeypatch):
     """A bundle of a few bytes stands beside the eager pieces; nothing runs its code."""
-    monkeypatch.setattr(binding, "check_canary", lambda *parts: "no canary")
+    monkeypatch.setattr(binding, "verify_canary", lambda *parts: VerifyResult("canary", "nothing"))
     small_bundle(tmp_path, BundleKey((("n", "1"),)))
     [cached] = list_bundles(tmp_path)
     start, program = eager_start(tiny_model("llama"), **OPTIONS)

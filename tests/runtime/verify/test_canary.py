@@ -18,7 +18,7 @@ from girih.graph.weights.load import load_weights
 from girih.kernels.base.errors import BundleError
 from girih.kernels.base.target import Target, detect_isa
 from girih.passes.build.build import lower_and_partition
-from girih.runtime.verify.canary import PROMPT_TOKENS, check_canary
+from girih.runtime.verify.canary import PROMPT_TOKENS, verify_canary
 
 VOCAB, BLOCK = 424, 16
 
@@ -61,7 +61,8 @@ def bundle(tmp_path):
 
 
 def check(bundle, tensors, spoil=None):
-    return check_canary(executable(tensors, spoil), bundle, tensors, VOCAB)
+    result = verify_canary(executable(tensors, spoil), bundle, tensors, VOCAB)
+    return result.as_text()
 
 
 def records(bundle):
@@ -74,7 +75,9 @@ def test_the_first_start_records_and_the_next_compare(bundle):
     content = json.loads(record.read_text())
     assert len(content["next_ids"]) == len(content["logprobs"]) == PROMPT_TOKENS
     assert len(set(content["next_ids"])) > 1
-    assert "as recorded, log-probabilities within 0.0e+00" in check(bundle, weights())
+    assert "log-probabilities of 12 tokens as recorded; worst difference 0.0e+00" in check(
+        bundle, weights()
+    )
     assert records(bundle) == [record]
 
 
@@ -89,7 +92,9 @@ def test_other_weights_have_a_record_of_their_own(bundle):
 def test_wrong_code_never_becomes_ready(bundle, recorded):
     if recorded:
         check(bundle, weights())
-    with pytest.raises(BundleError, match=r"fails its canary: after token \d+ .* expected \d+"):
+    with pytest.raises(
+        BundleError, match=r"canary FAILED: .*first difference: after token \d+ .* expected \d+"
+    ):
         check(bundle, weights(), spoil=lambda value: value * 1.05)
 
 

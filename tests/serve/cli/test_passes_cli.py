@@ -40,7 +40,7 @@ def test_list_shows_levels_and_switches(girih):
 def test_a_dump_can_be_run_again_and_compared(girih, model, tmp_path):
     code, first, _ = girih("run", model, f"opt.dump={tmp_path}", "opt.verify=true")
     assert code == 0
-    assert first.count("proved") == len(PASS_NAMES)
+    assert first.count("verified") == len(PASS_NAMES)
     graph = f"graph={tmp_path / '001_canonicalize.json'}"
     code, again, _ = girih("run", graph, "opt.passes.canonicalize=false", "text=true")
     assert code == 0
@@ -71,10 +71,10 @@ def test_a_check_is_bisected(girih, model):
     assert "good: 0 passes" in err
 
 
-def test_the_proof_is_the_check_when_none_is_named(girih, model):
+def test_verify_is_the_check_when_none_is_named(girih, model):
     code, out, _ = girih("bisect", model)
     assert code == 0
-    assert "every pass is proved" in out
+    assert "every pass is verified" in out
 
 
 @pytest.mark.parametrize(

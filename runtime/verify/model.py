@@ -1,4 +1,4 @@
-"""Compares a program with transformers: packed prefill, chunks, decode.
+"""Level "model": a program computes what transformers computes: packed prefill, chunks, decode.
 
 A model in float32 is compiled, bound to paged memory and run as a server would: sequences of
 different lengths packed into steps, prompts in two uneven chunks, then greedy decoding together.
@@ -8,6 +8,7 @@ transformers' eager model computes each whole sequence alone, without a cache.
 from __future__ import annotations
 
 import functools
+import time
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from girih.graph.execute.executable import Executable
 from girih.graph.execute.step_inputs import StepInputs
 from girih.graph.ir.program import ProgramLayout
+from girih.graph.ir.verify_result import VerifyResult
 from girih.graph.tiles.inductor import TileFn
 from girih.kernels.attention.metadata import AttentionMetadata
 
@@ -25,33 +27,22 @@ NEW_TOKENS = 16
 LENGTHS = (21, 9, 30)
 TOLERANCE = 2e-4
 """Largest difference of two logits, as a part of the largest logit (at least 1)."""
-_LEAST_SPREAD = 1e-2
+LEAST_SPREAD = 1e-2
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """The result of a comparison.
+class ModelResult(VerifyResult):
+    """What a comparison with transformers found.
 
     Attributes:
-        max_error: largest difference of any logit (hidden state of an encoder).
-        scale: the largest one, at least 1.
-        spread: how much they vary over tokens.
+        spread: how much the logits vary over tokens: those that hardly do show nothing.
         num_tokens: tokens chosen, 0 for an encoder.
         num_same: of these, how many transformers chooses too, near-ties aside.
-        result: "agrees", or what is wrong.
     """
 
-    max_error: float
-    scale: float
-    spread: float
-    num_tokens: int
-    num_same: int
-    result: str
-
-    @property
-    def agrees(self) -> bool:
-        """True if nothing is wrong."""
-        return self.result == "agrees"
+    spread: float = 0.0
+    num_tokens: int = 0
+    num_same: int = 0
 
 
 def spread_weights(model: torch.nn.Module, seed: int = 0) -> None:
@@ -75,7 +66,7 @@ def bind(
     weights: dict[str, torch.Tensor],
     attention: str | None = None,
 ) -> Executable:
-    """A program with memory for the sequences of `compare`."""
+    """A program with memory for the sequences of `verify_model`."""
     blocks = 1 + len(LENGTHS) * -(-(max(LENGTHS) + NEW_TOKENS) // BLOCK)
     slots = len(LENGTHS) + 1
     return Executable(
@@ -83,7 +74,7 @@ def bind(
     )
 
 
-def compare(model: Any, executable: Executable, vocab_size: int, encodes: bool) -> Agreement:
+def verify_model(model: Any, executable: Executable, vocab_size: int, encodes: bool) -> ModelResult:
     """Run both on the same random prompts.
 
     Args:
@@ -91,7 +82,11 @@ def compare(model: Any, executable: Executable, vocab_size: int, encodes: bool) 
         executable: from `bind`.
         vocab_size: token ids are drawn below it.
         encodes: hidden states of whole sequences are compared; nothing is generated.
+
+    Returns:
+        The largest difference of any logit (hidden state of an encoder), and where it failed.
     """
+    started = time.perf_counter()
     generator = torch.Generator().manual_seed(7)
     sequences = [
         _Sequence(n, torch.randint(3, vocab_size, (length,), generator=generator).tolist())
@@ -101,28 +96,43 @@ def compare(model: Any, executable: Executable, vocab_size: int, encodes: bool) 
     expected = [_reference(model, s, encodes) for s in sequences]
     found = [torch.stack(s.logits) for s in sequences]
     scale = max(1.0, max(float(e.abs().max()) for e in expected))
-    same = [0 if encodes else _num_same(e, f, scale) for e, f in zip(expected, found, strict=True)]
-    return _judged(
-        max(float((a - b).abs().max()) for a, b in zip(expected, found, strict=True)),
-        scale,
-        max(float(e.std(0).mean()) for e in expected),
-        0 if encodes else NEW_TOKENS * len(sequences),
-        sum(same),
+    error = max(float((a - b).abs().max()) for a, b in zip(expected, found, strict=True))
+    spread = max(float(e.std(0).mean()) for e in expected)
+    num_tokens = 0 if encodes else NEW_TOKENS * len(sequences)
+    num_same = 0
+    if not encodes:
+        pairs = zip(expected, found, strict=True)
+        num_same = sum(_num_same(e, f, scale) for e, f in pairs)
+    bound, what = TOLERANCE * scale, "hidden states" if encodes else "logits"
+    where = ""
+    if not error <= bound:
+        where = _first_row(expected, found, bound, what)
+    elif num_same < num_tokens:
+        where = f"{num_tokens - num_same} of {num_tokens} greedy tokens are others"
+    elif spread < LEAST_SPREAD:
+        where = f"inconclusive: {what} hardly depend on the input (spread {spread:.1e})"
+    return ModelResult(
+        "model",
+        f"{what} of {len(sequences)} sequences with transformers",
+        error,
+        bound,
+        time.perf_counter() - started,
+        where,
+        spread=spread,
+        num_tokens=num_tokens,
+        num_same=num_same,
     )
 
 
-def _judged(
-    max_error: float, scale: float, spread: float, num_tokens: int, num_same: int
-) -> Agreement:
-    if not max_error <= TOLERANCE * scale:
-        result = f"wrong: logits differ by {max_error:.1e} of {scale:.1f}"
-    elif num_same < num_tokens:
-        result = f"wrong: {num_tokens - num_same} of {num_tokens} tokens are others"
-    elif spread < _LEAST_SPREAD:
-        result = "unproven: logits hardly depend on the input"
-    else:
-        result = "agrees"
-    return Agreement(max_error, scale, spread, num_tokens, num_same, result)
+def _first_row(
+    expected: list[torch.Tensor], found: list[torch.Tensor], bound: float, what: str
+) -> str:
+    """The first sequence, and its first row, with a difference beyond the bound."""
+    for number, (wanted, rows) in enumerate(zip(expected, found, strict=True)):
+        wrong = ~((wanted - rows).abs().amax(-1) <= bound)
+        if bool(wrong.any()):
+            return f"{what} {int(wrong.nonzero()[0])} of sequence {number}"
+    raise AssertionError("the largest difference is beyond the bound")
 
 
 class _Sequence:

@@ -36,7 +36,7 @@ from girih.kernels.build.library import build_library, load_library
 from girih.kernels.build.sources import source_digest
 from girih.passes.build.build import lower_and_partition
 from girih.runtime.inspect.check_model import random_model
-from girih.runtime.verify.agreement import bind, compare
+from girih.runtime.verify.model import bind, verify_model
 
 VOCAB = 120  # below the tables' 128: some families keep special tokens at the end
 
@@ -55,8 +55,8 @@ class Row:
     seconds: float = 0.0
 
     @property
-    def agrees(self) -> bool:
-        return self.result == "agrees"
+    def passed(self) -> bool:
+        return self.result == "verified"
 
 
 MakeTiles = Callable[[Program, Target], dict[str, TileFn]]
@@ -212,8 +212,9 @@ def check_family(family: Family, directory: Path, make_tiles: MakeTiles = eager_
         save_model(model, directory)
         program = _program(directory, row)
         executable = _bind(program, directory, make_tiles)
-        found = compare(model, executable, VOCAB, encodes=family.kind == "encoder")
-        row.result, row.max_error = found.result, found.max_error
+        found = verify_model(model, executable, VOCAB, encodes=family.kind == "encoder")
+        row.result = found.first_difference or "verified"
+        row.max_error = found.error
     except GirihError as refusal:
         row.result = f"refused: {refusal}"
     row.seconds = time.perf_counter() - started

@@ -13,7 +13,7 @@ from girih.graph.trace.fail_closed import check_captured
 from girih.kernels.base.errors import TraceError
 from girih.kernels.base.target import Target
 from girih.passes.build.build import lower_and_partition
-from girih.passes.verify.rows import try_rows
+from girih.passes.verify.rows import verify_rows
 
 TARGET = Target("cpu", "avx2", 2, "g++")
 
@@ -45,7 +45,7 @@ def program(function, weights=(("w", (8, 8)),), inputs=(("x", ("T", 8)),), dtype
 
 def tried(*args, **options):
     split, symbols = program(*args, **options)
-    return try_rows(split, symbols, "OddForCausalLM")
+    return verify_rows(split, symbols, "OddForCausalLM")
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,9 @@ IDS = (("ids", ("T",)),)
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_works_by_token_passes(function, options, dtype):
-    trial = tried(function, dtype=dtype, **options)
-    assert trial.tiles == 2
-    assert trial.worst < 1e-12
+    result = tried(function, dtype=dtype, **options)
+    assert result.passed and result.compared.startswith("2 tiles")
+    assert result.error < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,8 @@ def test_models_pass_at_every_level(kind, changes):
     opt = opt_o2()
     opt.passes.gather_last_rows.enabled = opt.passes.pack_linears.enabled = False
     for split in (program_of(traced), lower_and_partition(traced, opt, TARGET)[1]):
-        assert split.trial.tiles == len(split.tiles)
-        assert 0 < split.trial.worst < 1e-12
-        assert f"{split.trial.tiles} tiles run" in split.trial.as_text()
+        assert 0 < split.rows.error < 1e-12 < split.rows.bound
+        assert f"rows verified: {len(split.tiles)} tiles, " in split.rows.as_text()
 
 
 def mixing(traced, target):
@@ -162,4 +161,4 @@ def test_no_weight_is_made_in_full():
         wide = torch.nn.functional.linear(hidden, up)
         return torch.nn.functional.linear(wide, down)[:, :8]
 
-    assert tried(function, weights, IDS).worst < 1e-12
+    assert tried(function, weights, IDS).error < 1e-12

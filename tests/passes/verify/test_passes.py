@@ -1,4 +1,4 @@
-"""The proof of a build: rewrites that change values are caught, and the right node is named."""
+"""Passes verified: rewrites that change values are caught, and the right node is named."""
 
 import pytest
 import torch
@@ -19,18 +19,18 @@ aten = torch.ops.aten
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3_text", "gpt2"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_pipeline_is_proved(kind, dtype):
+def test_the_pipeline_is_verified(kind, dtype):
     opt = opt_o2()
     opt.verify = True
     records = lower(tiny_traced(kind, dtype=dtype), opt, TARGET).records
     assert [r.name for r in records] == list(PIPELINE)
-    assert all((r.error is not None) == (r.rewrites > 0) for r in records)
-    assert max(r.error or 0.0 for r in records) < 1e-4
+    assert all((r.verified is not None) == (r.rewrites > 0) for r in records)
+    assert max(r.verified.error for r in records if r.verified) < 1e-4
 
 
 @pytest.fixture
 def wrong(monkeypatch):
-    """Run a function as the pass "canonicalize" over a tiny Llama, with the proof."""
+    """Run a function as the pass "canonicalize" over a tiny Llama, verified."""
 
     def run(function, dtype="float32"):
         fake = Pass("canonicalize", function, lambda graph, target: None)
@@ -49,7 +49,7 @@ def test_another_epsilon_is_found_where_it_is(wrong, dtype):
         nodes[2].update_arg(1, 0.1)
         return 1
 
-    place = r"first node that differs is add\S* \(model\.layers\.1\.input_layernorm\)"
+    place = r"first difference: add\S* \(model\.layers\.1\.input_layernorm\)"
     with pytest.raises(PassError, match=place):
         wrong(other_epsilon, dtype)
 
@@ -64,7 +64,9 @@ def test_swapped_gate_and_up_are_found(wrong):
         up.update_arg(1, gate_weight)
         return 1
 
-    with pytest.raises(PassError, match=r"differs is linear_4 \(model.layers.0.mlp.gate_proj\)"):
+    with pytest.raises(
+        PassError, match=r"first difference: linear_4 \(model.layers.0.mlp.gate_proj\)"
+    ):
         wrong(swap)
 
 
@@ -77,7 +79,9 @@ def test_a_wrong_weight_plan_is_found(wrong):
         graph.erase_node(node)
         return 1
 
-    with pytest.raises(PassError, match=r"differs is linear\S* \(model.layers.0.mlp.down_proj\)"):
+    with pytest.raises(
+        PassError, match=r"first difference: linear\S* \(model.layers.0.mlp.down_proj\)"
+    ):
         wrong(wrong_source)
 
 
@@ -90,7 +94,7 @@ def test_an_exact_rewrite_passes(wrong):
         return 1
 
     [record] = wrong(twice_negated).records
-    assert record.error == 0.0
+    assert record.verified.error == 0.0
 
 
 def test_relative_rmse_counts_what_is_not_finite():
