@@ -37,7 +37,7 @@ class PassesBisectKeys:
 
     Attributes:
         check: a shell command with {opt} in it that succeeds while the result is good; null takes
-            the build proof.
+            `opt.verify`.
     """
 
     check: str | None = None

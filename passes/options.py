@@ -44,7 +44,7 @@ class OptConfig:
             rounding where the model rounds.
         stop_after: the last pass to run (for looking at a graph half way, and for bisecting).
         strict: a pass that finds nothing where it ought to is an error instead of a remark.
-        verify: prove the build: run each changed graph against the one before, and each compiled
+        verify: verify the build: run each changed graph against the one before, and each compiled
             tile against its eager graph, on random values.
         dump: directory for the graph after each pass that changed it, as text, difference and
             replayable JSON.

@@ -54,10 +54,13 @@ class VerifyResult:
 
 
 def worst_of(level: str, compared: str, results: Sequence[VerifyResult]) -> VerifyResult:
-    """Several results as one: the one closest to its bound, the seconds of all."""
+    """Several results as one: the first that failed or the one nearest its bound; all seconds."""
     if not results:
         return VerifyResult(level, compared)
-    worst = max(results, key=lambda r: (not r.passed, r.error / r.bound if r.bound else r.error))
+    failed = [result for result in results if not result.passed]
+    worst = (
+        failed[0] if failed else max(results, key=lambda r: r.error / r.bound if r.bound else 0.0)
+    )
     return replace(worst, level=level, compared=compared, seconds=sum(r.seconds for r in results))
 
 

@@ -1,4 +1,4 @@
-"""Self-checks of a build: rows, passes and tiles against a reference, and bisecting the pipeline.
+"""Self-checks of a build: rows, passes and tiles verified, and bisecting the pipeline.
 
 Must not know: requests, schedulers.
 """

@@ -75,8 +75,8 @@ def verify_tile(key: str, graph: fx.Graph, compiled: TileFn, factor: float = 1.0
             )
             where = "" if error <= bound else place
             results.append(VerifyResult("tiles", compared, error, bound, first_difference=where))
-            if where:
-                break
+        if not all(result.passed for result in results):
+            break
     worst = worst_of("tiles", compared, results)
     return replace(worst, seconds=time.perf_counter() - started)
 

@@ -1,4 +1,4 @@
-"""Self-checks of a start: the canary, batch invariance, agreement with transformers.
+"""Self-checks of bound programs: canary, batch invariance, comparison with transformers.
 
 Must not know: requests, front ends.
 """

@@ -24,7 +24,8 @@ def test_several_are_the_one_closest_to_its_bound_with_the_seconds_of_all():
     coarse = VerifyResult("tiles", "tile d", 1e-3, 1e-2)
     worst = worst_of("tiles", "3 tiles", [GOOD, CLOSE, coarse])
     assert worst == VerifyResult("tiles", "3 tiles", 9e-6, 1e-5, 0.75)
-    assert worst_of("tiles", "all", [CLOSE, BAD, GOOD]).first_difference == "result x"
+    later = VerifyResult("tiles", "tile e", 5e-3, 1e-5, 0.25, "result y")
+    assert worst_of("tiles", "all", [CLOSE, BAD, later]).first_difference == "result x"
     assert worst_of("passes", "0 passes", []).passed
 
 
