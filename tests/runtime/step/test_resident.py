@@ -173,7 +173,7 @@ def test_an_engine_that_does_not_start_holds_no_bundle(tmp_path, monkeypatch):
     def fail(*parts):
         raise BundleError("it answers something else")
 
-    monkeypatch.setattr(binding, "check_canary", fail)
+    monkeypatch.setattr(binding, "verify_canary", fail)
     with pytest.raises(BundleError, match="something else"):
         launch.engine_of(start, dataclasses.replace(program, bundle=bundle))
     assert not is_in_use(cached)
