@@ -43,7 +43,7 @@ test-slow: $(READY)
 # About 15 minutes on two cores. Compiling all tiles takes hours: a run with ARCHS_COMPILE=1 goes on where the
 # one before it ended; ARCHS_SECONDS=N starts no further family after that time.
 archs: $(READY)
-	ARCHS_TABLE=graph/ARCHITECTURES.md $(BIN)/python -m pytest -q -m slow tests/graph/test_architectures.py $(ARGS)
+	ARCHS_TABLE=graph/ARCHITECTURES.md $(BIN)/python -m pytest -q -m slow tests/graph/trace/test_architectures.py $(ARGS)
 
 # mypy reads the package through a link of its own name: the root directory may be called anything.
 check: $(READY)

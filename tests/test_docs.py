@@ -70,3 +70,8 @@ def test_contributing_and_readme_name_the_same_way_of_a_request():
         for name in ("README.md", "CONTRIBUTING.md")
     ]
     assert ways[0] == ways[1] != []
+
+
+def test_paths_in_the_makefile_exist():
+    named = re.findall(r"tests/[\w/]+\.py", (ROOT / "Makefile").read_text())
+    assert named and [path for path in named if not (ROOT / path).is_file()] == []

@@ -17,6 +17,7 @@ from girih.graph.bundle.bundle import BundleOrigin
 from girih.graph.execute.executable import Executable
 from girih.graph.files.sources import resolve_source
 from girih.graph.ir.tile_file import write_tile
+from girih.graph.ir.verify_result import VerifyResult
 from girih.graph.tiles.count import COMPILES
 from girih.graph.tiles.inductor import eager_tile
 from girih.graph.weights.checkpoint import open_checkpoint
@@ -166,7 +167,7 @@ def test_compilers_start_when_eager_pieces_have_answered_or_nobody_asks(seconds,
     build = ServingBuild(work, lambda event: None)
     assert build.program() is program()
     assert not is_split.wait(0.1)
-    build.serve({}, lambda bundle: "")
+    build.serve({}, lambda bundle: VerifyResult("canary", "nothing"))
     if seconds > 1:  # no step was asked for, then one runs, then it is over
         core = SimpleNamespace(is_running=False)
         build.tend(core, None)
