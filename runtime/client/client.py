@@ -87,7 +87,7 @@ class CoreClient:
         self.transport.start(self._on_progress)
 
     def fileno(self) -> int:
-        """A descriptor that is readable when `poll` may have something; poll after sending too."""
+        """A descriptor that is readable when `poll` may have something."""
         return self.transport.fileno()
 
     def add(self, requests: Sequence[EngineRequest]) -> None:

@@ -46,7 +46,7 @@ class ZmqTransport:
         """See `Transport.start`: nothing is left to do."""
 
     def fileno(self) -> int:
-        """See `Transport.fileno`. Sending can swallow an edge: call `receive` after `send` too."""
+        """See `Transport.fileno`."""
         return self._files.fileno()
 
     def send(self, command: Command) -> None:
@@ -64,6 +64,7 @@ class ZmqTransport:
                 "64 bits, texts are valid Unicode"
             ) from error
         self._socket.send(data, zmq.NOBLOCK)
+        os.eventfd_write(self._wake, 1)  # sending may have swallowed what makes the socket readable
 
     def receive(self) -> list[Received]:
         """See `Transport.receive`."""

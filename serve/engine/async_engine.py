@@ -155,7 +155,6 @@ class AsyncEngine:
         self._streams[request.request_id] = stream
         try:
             self._client.add([request])
-            self._receive_soon()
             await stream.admitted
         except BaseException:
             stream.close()
@@ -205,7 +204,6 @@ class AsyncEngine:
             GirihError: it refused, failed, or is not there.
         """
         answer = self._client.call(method, **arguments)
-        self._receive_soon()
         return await asyncio.wrap_future(answer)
 
     async def stats(self) -> dict[str, Any]:
@@ -244,10 +242,6 @@ class AsyncEngine:
     def _abort(self, request_ids: list[str]) -> None:
         if self._is_open:
             self._client.abort(request_ids)
-            self._receive_soon()
-
-    def _receive_soon(self) -> None:
-        self._loop.call_soon(self._receive)  # sending may have swallowed what wakes the reader
 
     def _receive(self) -> None:
         """Spread what came over the streams; a record that cannot be taken fails alone."""

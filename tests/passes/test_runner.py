@@ -9,7 +9,7 @@ from support_models import tiny_traced
 from girih.conf.compose import compose_config, to_engine_config
 from girih.graph.partition.graph_file import read_graph
 from girih.kernels.base.errors import ConfigError, PassError
-from girih.kernels.base.target import Target
+from girih.kernels.base.target import Target, detect_isa
 from girih.passes import pipeline as pipeline_module
 from girih.passes import runner
 from girih.passes.options import OptConfig, PassesConfig
@@ -17,7 +17,7 @@ from girih.passes.pass_api import PASSES, Pass, insert_call
 from girih.passes.pipeline import FACTS, PIPELINE, Phase
 from girih.passes.runner import lower
 
-TARGET = Target("cpu", "avx2", 2, "g++")
+TARGET = Target("cpu", detect_isa(), 2, "g++")
 ALL = tuple(PIPELINE)
 
 

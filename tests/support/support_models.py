@@ -17,7 +17,7 @@ import torch
 from girih.graph.files.spec import ModelSpec, load_spec
 from girih.graph.partition.partition import Program
 from girih.graph.trace.trace import Traced, trace
-from girih.kernels.base.target import Target
+from girih.kernels.base.target import Target, detect_isa
 from girih.passes.build.build import lower_and_partition
 from girih.passes.options import OptConfig
 from girih.passes.pipeline import PIPELINE
@@ -140,9 +140,9 @@ def opt_o2() -> OptConfig:
     return opt
 
 
-def program_of(traced: Traced, isa: str = "avx2") -> Program:
+def program_of(traced: Traced, isa: str | None = None) -> Program:
     """A traced model lowered with every pass and split into tiles."""
-    return lower_and_partition(traced, opt_o2(), Target("cpu", isa, 2, "g++"))[1]
+    return lower_and_partition(traced, opt_o2(), Target("cpu", isa or detect_isa(), 2, "g++"))[1]
 
 
 def _frozen(value: Any) -> Any:

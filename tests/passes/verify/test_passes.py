@@ -6,14 +6,14 @@ from support_models import opt_o2, tiny_traced
 
 from girih.graph.ir.random_values import RandomCheckpoint, random_tensors, relative_rmse
 from girih.kernels.base.errors import PassError
-from girih.kernels.base.target import Target
+from girih.kernels.base.target import Target, detect_isa
 from girih.passes import runner
 from girih.passes.options import OptConfig
 from girih.passes.pass_api import Pass, insert_call
 from girih.passes.pipeline import PIPELINE
 from girih.passes.runner import lower
 
-TARGET = Target("cpu", "avx2", 2, "g++")
+TARGET = Target("cpu", detect_isa(), 2, "g++")
 aten = torch.ops.aten
 
 

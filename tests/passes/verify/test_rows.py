@@ -11,11 +11,11 @@ from torch import fx
 from girih.graph.partition.partition import partition
 from girih.graph.trace.fail_closed import check_captured
 from girih.kernels.base.errors import TraceError
-from girih.kernels.base.target import Target
+from girih.kernels.base.target import Target, detect_isa
 from girih.passes.build.build import lower_and_partition
 from girih.passes.verify.rows import verify_rows
 
-TARGET = Target("cpu", "avx2", 2, "g++")
+TARGET = Target("cpu", detect_isa(), 2, "g++")
 
 torch.library.define("girih_test::neighbour", "(Tensor x) -> Tensor")
 
@@ -109,7 +109,7 @@ def test_models_pass_at_every_level(kind, changes):
     opt = opt_o2()
     opt.passes.gather_last_rows.enabled = opt.passes.pack_linears.enabled = False
     for split in (program_of(traced), lower_and_partition(traced, opt, TARGET)[1]):
-        assert 0 < split.rows.error < 1e-12 < split.rows.bound
+        assert 0 <= split.rows.error < 1e-12 < split.rows.bound
         assert f"rows verified: {len(split.tiles)} tiles, " in split.rows.as_text()
 
 

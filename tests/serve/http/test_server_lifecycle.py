@@ -145,7 +145,7 @@ def test_http_answers_during_a_slow_step(new_server):
     with httpx.Client(timeout=30) as client:  # making one takes longer than a request
         assert client.get(f"{server.url}/health").status_code == 200
         asked.start()
-        server.wait_for(lambda: server.server.state.served.engine._link.seconds_stuck() > 0)
+        server.wait_for(lambda: server.server.state.served.engine._client.seconds_stuck() > 0)
         for _ in range(5):
             assert client.get(f"{server.url}/health").status_code == 200
     # All five were answered inside the one step.

@@ -1,10 +1,13 @@
 import threading
 
+import msgspec
 import pytest
 import support_tokenizer
+from support_serving import fake_engine
 
 from girih.kernels.base.errors import SourceError
 from girih.kernels.base.progress import ProgressEvent
+from girih.runtime.client.local_transport import SteppedTransport
 from girih.serve.offline import llm
 from girih.serve.text import tokenizer_ahead
 from girih.serve.text.tokenizer_ahead import TokenizerAhead
@@ -68,14 +71,10 @@ def test_what_is_wrong_with_it_is_said_when_it_is_asked_for(tmp_path):
 
 def test_an_engine_without_a_tokenizer_is_closed(monkeypatch, tmp_path):
     closed = []
-
-    class Handle:
-        model_path = tmp_path
-
-        class core:
-            close = staticmethod(lambda: closed.append(True))
-
-    monkeypatch.setattr(llm, "_start_engine", lambda config, progress: Handle)
+    engine = fake_engine(support_tokenizer.byte_level())
+    engine.facts = msgspec.structs.replace(engine.facts, model_path=str(tmp_path))
+    engine.core.closers.append(lambda: closed.append(True))
+    monkeypatch.setattr(llm, "_transport", lambda config: SteppedTransport(lambda _: engine))
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(SourceError):
         llm.LLM(str(tmp_path))
