@@ -3,7 +3,7 @@
 import pytest
 from support_models import tiny_traced
 
-from girih.kernels.base.target import Target, detect_isa
+from girih.kernels.base.target import Target
 from girih.passes.build import build
 from girih.passes.options import OptConfig
 from girih.passes.runner import lower
@@ -61,7 +61,7 @@ def lowered_by():
         opt = OptConfig(level="test", **options)
         for name in names:
             getattr(opt.passes, name).enabled = True
-        lowered = lower(traced, opt, Target("cpu", detect_isa(), 2, "g++"))
+        lowered = lower(traced, opt, Target("cpu", "avx2", 2, "g++"))
         return lowered, {r.name: r.rewrites for r in lowered.records}
 
     return run

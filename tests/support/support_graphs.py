@@ -18,12 +18,12 @@ from torch import fx
 
 from girih.graph.ir.text import SymbolNames, graph_text
 from girih.graph.ir.weight_plan import PACKED, PLAIN, WeightEntry, WeightPlan
-from girih.kernels.base.target import Target, detect_isa
+from girih.kernels.base.target import Target
 from girih.kernels.ops import reference
 from girih.kernels.ops.packing import pack_rows, packed_shape
 from girih.passes.pass_api import PassContext, PassFn
 
-TARGET = Target("cpu", detect_isa(), 2, "g++")
+TARGET = Target("cpu", "avx2", 2, "g++")
 SIZES = {"T": 37, "S": 5}
 
 Shape = tuple[int | str, ...]

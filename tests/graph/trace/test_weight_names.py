@@ -13,6 +13,7 @@ from girih.graph.trace.weight_names import plan_for_checkpoint
 from girih.graph.weights.checkpoint import open_checkpoint
 from girih.graph.weights.load import load_weights
 from girih.kernels.base.errors import WeightError
+from girih.kernels.base.target import detect_isa
 
 
 def copied(source, target, change):
@@ -30,7 +31,7 @@ def loaded(program, path):
     spec = load_spec(str(path))
     with open_checkpoint(spec.files) as checkpoint:
         plan = plan_for_checkpoint(program.weights, checkpoint, spec)
-        return load_weights(plan, checkpoint, program.constants, "avx2")
+        return load_weights(plan, checkpoint, program.constants, detect_isa())
 
 
 def without_prefix(prefix):

@@ -13,6 +13,7 @@ from girih.graph.weights.checkpoint import open_checkpoint
 from girih.graph.weights.load import load_weights
 from girih.graph.weights.unused import check_unused
 from girih.kernels.base.errors import SourceError, WeightError
+from girih.kernels.base.target import detect_isa
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +99,7 @@ def test_quantised_tensors_are_not_read_as_if_they_were_values(dtype, message, p
     shape = load_file(tiny_model("llama") / "model.safetensors")[name].shape
     plan, checkpoint, _ = changed({name: torch.ones(shape).to(dtype)}, program=program)
     with pytest.raises(WeightError, match=message):
-        load_weights(plan, checkpoint, program.constants, "avx2")
+        load_weights(plan, checkpoint, program.constants, detect_isa())
 
 
 @pytest.mark.parametrize("where", ["top", "text_config"])

@@ -25,7 +25,9 @@ def test_the_pipeline_is_verified(kind, dtype):
     records = lower(tiny_traced(kind, dtype=dtype), opt, TARGET).records
     assert [r.name for r in records] == list(PIPELINE)
     assert all((r.verified is not None) == (r.rewrites > 0) for r in records)
-    assert max(r.verified.error for r in records if r.verified) < 1e-4
+    # In bfloat16 the rounding of sums depends on the panel's width, and that on the processor.
+    verified = [r.verified for r in records if r.verified]
+    assert all(v.passed and v.error < (v.bound if dtype == "bfloat16" else 1e-4) for v in verified)
 
 
 @pytest.fixture
