@@ -55,13 +55,14 @@ def empty_tiles(monkeypatch, tmp_path):
 
 @pytest.fixture
 def lowered_by():
-    """Lower a traced model with only the named passes; gives (Lowered, rewrites by pass)."""
+    """Lower a traced model with only the named passes; gives (Lowered, rewrites by pass). Texts
+    are of `isa` "avx2" on every machine; a graph that is computed needs this machine's."""
 
-    def run(traced, *names, **options):
+    def run(traced, *names, isa="avx2", **options):
         opt = OptConfig(level="test", **options)
         for name in names:
             getattr(opt.passes, name).enabled = True
-        lowered = lower(traced, opt, Target("cpu", "avx2", 2, "g++"))
+        lowered = lower(traced, opt, Target("cpu", isa, 2, "g++"))
         return lowered, {r.name: r.rewrites for r in lowered.records}
 
     return run

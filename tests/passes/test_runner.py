@@ -202,9 +202,10 @@ def test_the_difference_holds_what_changed_and_nothing_else(lowered_by, tmp_path
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt2"])
 def test_a_dump_can_be_replayed(lowered_by, tmp_path, kind):
-    lowered, _ = lowered_by(tiny_traced(kind, dtype="bfloat16"), *ALL, dump=str(tmp_path))
+    here = {"isa": detect_isa()}
+    lowered, _ = lowered_by(tiny_traced(kind, dtype="bfloat16"), *ALL, dump=str(tmp_path), **here)
     for name, rest in (("000_traced", ALL), ("001_canonicalize", ALL[1:])):
-        again, _ = lowered_by(read_graph(tmp_path / f"{name}.json"), *rest, verify=True)
+        again, _ = lowered_by(read_graph(tmp_path / f"{name}.json"), *rest, verify=True, **here)
         assert again.key == lowered.key
         assert [e.sources for e in again.weights.entries.values()] == [
             e.sources for e in lowered.weights.entries.values()
