@@ -8,7 +8,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from girih.kernels.base import openmp
+
 __version__ = "0.1.0"
+
+openmp.configure()
 
 _PUBLIC = {
     "LLM": "girih.serve.offline.llm",

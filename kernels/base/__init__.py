@@ -1,4 +1,4 @@
-"""Shared by every folder: errors, progress events, the cache directory, the target.
+"""Shared by every folder: errors, progress events, the cache directory, the target, OpenMP.
 
 Must not know: anything else of girih.
 """

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 
 from girih.kernels.base.errors import EngineError
+from girih.kernels.base.openmp import with_own_team
 from girih.kernels.base.progress import Progress, ProgressEvent
 from girih.runtime.client.loop import CoreLoop, serve_engine
 from girih.runtime.client.transport import Build, BuiltEngine, Received
@@ -182,7 +183,7 @@ class SteppedTransport(_Local):
 
     def start(self, progress: Progress) -> None:
         """See `Transport.start`."""
-        self.engine = self._build(progress)
+        self.engine = with_own_team(lambda: self._build(progress))
         self._loop = CoreLoop(self.engine, self._port)
         self._loop.announce()
 

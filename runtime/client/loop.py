@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from girih.kernels.base.errors import EngineError, GirihError, QueueFullError
+from girih.kernels.base.openmp import with_own_team
 from girih.runtime.client.control import call_method, note_refusal
 from girih.runtime.client.transport import Build, BuiltEngine, Port
 from girih.runtime.engine.core import EngineCore
@@ -154,7 +155,7 @@ def serve_engine(build: Build, port: Port, on_ready: Callable[[CoreLoop], None])
         BaseException: building failed, or the core died; the front ends have been told.
     """
     try:
-        loop = CoreLoop(build(port.tell_progress), port)
+        loop = CoreLoop(with_own_team(lambda: build(port.tell_progress)), port)
         on_ready(loop)
         loop.announce()
         loop.run()

@@ -30,7 +30,17 @@ PACKAGES = (
     "llguidance",
     "triton",
 )
-VARIABLES = ("GIRIH_", "OMP_", "MKL_", "TORCH", "KMP_", "CXX", "CUDA_VISIBLE_DEVICES", "LD_PRELOAD")
+VARIABLES = (
+    "GIRIH_",
+    "OMP_",
+    "GOMP_",
+    "MKL_",
+    "TORCH",
+    "KMP_",
+    "CXX",
+    "CUDA_VISIBLE_DEVICES",
+    "LD_PRELOAD",
+)
 SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 Report = dict[str, dict[str, str]]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from girih.conf.compose import compose_config
@@ -31,11 +30,6 @@ def run(words: list[str], options: Options) -> int:
 
 
 def _write_page(config: EngineConfig, path: Path, options: Options) -> int:
-    if "OMP_WAIT_POLICY" not in os.environ:
-        # Read when torch loads OpenMP. A thread that waits for another spins for milliseconds
-        # otherwise, and on a busy machine keeps that other one from running: a call of 0.3 ms
-        # became 400. So many turns, about 10 us, are longer than the waits within a tile.
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     from girih.runtime.inspect import compiler_tools
 
     with ProgressDisplay(options.quiet) as progress:
