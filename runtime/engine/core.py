@@ -389,7 +389,9 @@ class EngineCore:
         plan, (begun, made) = self._planned.popleft(), self._plan_times.popleft()
         self._queue.forget(1)
         self._oldest_since = updated
-        self._seconds[1] += finished.ended - finished.started
+        run_seconds = finished.ended - finished.started
+        self.scheduler.learn_step_time(plan, run_seconds)
+        self._seconds[1] += run_seconds
         self._seconds[2] += updated - received
         self._num_steps += 1
         self._failures_in_a_row = 0

@@ -7,6 +7,7 @@ returned by the stage that computed them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -82,9 +83,11 @@ class SchedulerConfig:
         max_num_seqs: requests in one step.
         max_num_batched_tokens: tokens in one step (also the largest prefill chunk).
         enable_chunked_prefill: False refuses prompts larger than the token budget.
+        target_step_ms: while answers are being written, a step takes as many prompt tokens as fit
+            into this time, or into twice the time of a step without any if that is more; 0 sets no
+            limit, for throughput. `girih serve` sets 100.
         long_prefill_token_threshold: while answers are being written, each prompt takes at most
-            this many tokens per step, so that they do not stand still for a long one; 0 switches
-            the limit off.
+            this many tokens per step; 0 sets no limit.
         policy: "fcfs" or "priority".
         max_num_waiting: requests that may queue; 0 means no limit.
         max_waiting_tokens: prompt tokens of queued requests together; 0 means no limit.
@@ -93,7 +96,8 @@ class SchedulerConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 1024
     enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 48
+    target_step_ms: float = 0.0
+    long_prefill_token_threshold: int = 0
     policy: str = one_of("fcfs", "priority")
     max_num_waiting: int = 0
     max_waiting_tokens: int = 0
@@ -106,6 +110,10 @@ class SchedulerConfig:
         for name in ("long_prefill_token_threshold", "max_num_waiting", "max_waiting_tokens"):
             value = getattr(self, name)
             require(value >= 0, f"scheduler.{name}", value, "0 or more")
+        require(
+            0 <= self.target_step_ms < math.inf,
+            *("scheduler.target_step_ms", self.target_step_ms, "0 (no limit) or more"),
+        )
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,11 @@ class PlanInFlight(NamedTuple):
 class PlanDraft:
     """A plan while it is made; a victim's part can still be taken out."""
 
-    __slots__ = ("budget", "has_preempted", "new_requests", "parts", "updates")
+    __slots__ = ("budget", "has_preempted", "new_requests", "parts", "prompt_budget", "updates")
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, prompt_budget: int) -> None:
         self.budget = budget
+        self.prompt_budget = prompt_budget
         self.has_preempted = False
         self.parts: dict[str, PlannedTokens] = {}
         self.updates: dict[str, RunningUpdate] = {}
@@ -45,11 +46,16 @@ class PlanDraft:
         if samples:
             request.num_placeholders += 1
         self.budget -= num_tokens
+        if num_tokens > 1:
+            self.prompt_budget -= num_tokens
         self.parts[request.request_id] = PlannedTokens(request, request.epoch, start, end, samples)
 
     def take_out(self, request: Request) -> None:
         """Give back the tokens of a victim that was already planned (only running ones are)."""
         part = self.parts.pop(request.request_id, None)
         if part is not None:
-            self.budget += part.end - part.start
+            num_tokens = part.end - part.start
+            self.budget += num_tokens
+            if num_tokens > 1:
+                self.prompt_budget += num_tokens
             del self.updates[request.request_id]

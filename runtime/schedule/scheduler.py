@@ -36,6 +36,7 @@ from girih.runtime.schedule.admission import AdmissionLimits
 from girih.runtime.schedule.kv_cache import KVCacheManager
 from girih.runtime.schedule.pending_grammars import NoPendingGrammars, PendingGrammars
 from girih.runtime.schedule.plan_draft import PlanDraft, PlanInFlight, PlannedTokens
+from girih.runtime.schedule.prefill_budget import PrefillBudget
 from girih.runtime.schedule.waiting_queue import make_waiting_queue
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class Scheduler:
         self.pending_grammars = pending_grammars or NoPendingGrammars()
         self.blocked: dict[str, Request] = {}
         self.waiting = make_waiting_queue(config.policy)
+        self.prefill_budget = PrefillBudget(config.target_step_ms)
         self.num_preemptions = 0
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
@@ -154,7 +156,7 @@ class Scheduler:
         """Make the plan of the next step; None when no request can advance now."""
         if self.blocked:
             self._unblock()
-        draft = PlanDraft(self.config.max_num_batched_tokens)
+        draft = PlanDraft(self.config.max_num_batched_tokens, self._prompt_budget())
         self._schedule_running(draft)
         if not draft.has_preempted:
             self._schedule_waiting(draft)
@@ -188,8 +190,10 @@ class Scheduler:
         index = 0
         while index < len(running) and draft.budget > 0:
             request = running[index]
-            num_tokens = self._num_tokens_to_plan(request, draft.budget)
-            if num_tokens == 0:  # every token it may still get is in flight
+            num_tokens = self._num_tokens_to_plan(request, draft)
+            if (
+                num_tokens == 0
+            ):  # all it may still get is in flight, or prompts have had their share
                 index += 1
                 continue
             start = request.num_computed_tokens
@@ -201,21 +205,32 @@ class Scheduler:
             draft.updates[request.request_id] = RunningUpdate(request.request_id, block_ids, start)
             index += 1
 
-    def _num_tokens_to_plan(self, request: Request, budget: int) -> int:
+    def _prompt_budget(self) -> int:
+        """Prompt tokens of the next step; no limit while no answer waits for the step."""
+        most = self.config.max_num_batched_tokens
+        if not self.config.enable_chunked_prefill or not self._is_answering():
+            return most
+        return self.prefill_budget.tokens(most)
+
+    def _is_answering(self) -> bool:
+        return any(request.is_answering for request in self.running)
+
+    def _num_tokens_to_plan(self, request: Request, draft: PlanDraft) -> int:
         num_known = len(request.token_ids) + request.num_placeholders
         if num_known >= request.max_total_tokens:
             return 0
         debt = num_known - request.num_computed_tokens
         if debt == 1:  # decode
             return 1
-        return min(debt, budget, self._prefill_limit(debt))
+        return self._num_prompt_tokens(debt, draft)
 
-    def _prefill_limit(self, debt: int) -> int:
-        """Most tokens of a long prompt per step; no limit while no answer waits for the step."""
+    def _num_prompt_tokens(self, debt: int, draft: PlanDraft) -> int:
+        """Tokens that a prompt which lacks `debt` gets in this step."""
+        num_tokens = min(debt, draft.budget, draft.prompt_budget)
         threshold = self.config.long_prefill_token_threshold
-        if not 0 < threshold < debt or not self.config.enable_chunked_prefill:
-            return debt
-        return threshold if any(request.is_answering for request in self.running) else debt
+        if not 0 < threshold < num_tokens or not self.config.enable_chunked_prefill:
+            return num_tokens
+        return threshold if self._is_answering() else num_tokens
 
     def _make_room(self, index: int, draft: PlanDraft) -> int:
         """Preempt one request for `running[index]`; returns the index to go on with."""
@@ -244,7 +259,9 @@ class Scheduler:
 
     def _schedule_waiting(self, draft: PlanDraft) -> None:
         max_num_seqs = self.config.max_num_seqs
-        while len(self.waiting) and draft.budget > 0 and len(self.running) < max_num_seqs:
+        while len(self.waiting) and len(self.running) < max_num_seqs:
+            if draft.budget <= 0 or draft.prompt_budget <= 0:
+                break
             request = self.waiting.peek()
             hit = self.kv_cache.get_computed_blocks(request)
             num_found = hit.num_tokens
@@ -254,7 +271,7 @@ class Scheduler:
             num_reserved = self._watermark if self.running else 0
             if not self.kv_cache.can_admit(request, hit, num_reserved):
                 break
-            num_tokens = min(debt, draft.budget, self._prefill_limit(debt))
+            num_tokens = self._num_prompt_tokens(debt, draft)
             self.waiting.remove(request)
             self.kv_cache.admit(request, hit)
             if self.kv_cache.allocate_slots(request, num_found + num_tokens) is None:
@@ -294,6 +311,13 @@ class Scheduler:
         )
 
     # ---- results ----
+
+    def learn_step_time(self, plan: SchedulerOutput, seconds: float) -> None:
+        """Take in how long a step was in the runner, for the prompt tokens of later ones."""
+        counts = plan.num_scheduled_tokens.values()
+        num_prompt_tokens = sum(count for count in counts if count > 1)
+        num_answers = sum(count == 1 for count in counts)
+        self.prefill_budget.learn(num_prompt_tokens, num_answers, seconds)
 
     def update(self, result: ModelRunnerOutput) -> list[EngineOutput]:
         """Digest the result of the oldest plan in flight; one record per request with news.

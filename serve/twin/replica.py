@@ -49,12 +49,18 @@ class TimelessQueue:
 
     Args:
         runner: makes the results.
+
+    Attributes:
+        plans: in flight, the oldest first.
+        has_run: the oldest one has.
+        seconds: it took.
     """
 
     def __init__(self, runner: TimelessRunner) -> None:
         self._runner = runner
         self.plans: deque[SchedulerOutput] = deque()
         self.has_run = False
+        self.seconds = 0.0
 
     def submit(self, plan: SchedulerOutput) -> None:
         """See `PlanQueue.submit`."""
@@ -67,7 +73,7 @@ class TimelessQueue:
     def wait(self) -> Finished:
         """See `PlanQueue.wait`."""
         self.has_run = False
-        return Finished(self._runner.execute(self.plans[0]), 0.0, 0.0)
+        return Finished(self._runner.execute(self.plans[0]), 0.0, self.seconds)
 
     def forget(self, num_plans: int) -> None:
         """See `PlanQueue.forget`."""
@@ -188,7 +194,7 @@ class Replica:
         if self.step_ends is not None or not self._queue.plans:
             return False
         shape = shape_of(self._queue.plans[0])
-        seconds = self._clock.seconds(shape)
+        seconds = self._queue.seconds = self._clock.seconds(shape)
         self.step_ends = now + seconds
         self.num_tokens += shape.tokens
         self.busy_seconds += seconds

@@ -1,6 +1,6 @@
 """What one long prompt does to 16 running answers: python tests/bench/measure_fairness.py.
 
-For each setting of scheduler.long_prefill_token_threshold a server of SmolLM2 gets 16 streams; when
+For each setting of scheduler.target_step_ms a server of SmolLM2 gets 16 streams; when
 all have tokens a prompt of 8,000 tokens arrives. Written: a plot of every gap between two pieces
 over time (--out FILE), and on stdout the median and the 99th percentile of the gaps.
 """
@@ -103,13 +103,13 @@ def main() -> None:
     """Measure every setting, print and plot."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", default="serve/fairness.png")
-    parser.add_argument("--thresholds", default="0,64,128,256")
+    parser.add_argument("--targets", default="0,50,100,200", help="milliseconds")
     parser.add_argument("--output-len", type=int, default=200)
     parser.add_argument("words", nargs="*", help="settings of `girih serve`, key=value")
     asked = parser.parse_args()
     seen: dict[str, Seen] = {}
-    for threshold in asked.thresholds.split(","):
-        word = f"scheduler.long_prefill_token_threshold={threshold}"
+    for target in asked.targets.split(","):
+        word = f"scheduler.target_step_ms={target}"
         with serving_model("smollm2", [word, *asked.words]) as server:
             name = word.removeprefix("scheduler.")
             seen[name] = asyncio.run(measure(server.url, asked.output_len))

@@ -23,8 +23,12 @@ def test_defaults_are_the_records_own():
     own = EngineConfig()
     assert dataclasses.replace(config, opt=own.opt) == own
     served = to_engine_config(compose_config("serve", []))
-    process = dataclasses.replace(own.runtime, process="process")
-    assert dataclasses.replace(served, opt=own.opt) == dataclasses.replace(own, runtime=process)
+    serving = dataclasses.replace(
+        own,
+        runtime=dataclasses.replace(own.runtime, process="process"),
+        scheduler=dataclasses.replace(own.scheduler, target_step_ms=100.0),
+    )
+    assert dataclasses.replace(served, opt=own.opt) == serving
     assert to_record(ServeConfig, compose_config("serve", [])["serve"]) == ServeConfig()
     assert to_record(SamplingConfig, compose_config("serve", [])["sampling"]) == SamplingConfig()
 

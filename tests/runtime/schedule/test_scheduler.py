@@ -12,6 +12,7 @@ from support_fake_runner import fake_generate
 
 from girih.kernels.base.errors import EngineError, QueueFullError, RequestError
 from girih.runtime.records.plans import ModelRunnerOutput
+from girih.runtime.schedule.prefill_budget import LEAST_TOKENS
 from girih.runtime.schedule.waiting_queue import FcfsQueue
 
 
@@ -68,6 +69,18 @@ def test_long_prefill_threshold_applies_only_while_others_answer(new_core):
     core.abort(["b", "d"])
     assert plan_of(core).num_scheduled_tokens == {"c": 64}
     assert plan_of(core).num_scheduled_tokens == {"c": 28}
+
+
+def test_prompts_share_what_the_target_leaves_beside_answers(new_core):
+    core = new_core(max_num_batched_tokens=64, target_step_ms=100.0)
+    core.scheduler.prefill_budget.learn = lambda *step: None  # steps of no length would raise it
+    add(core, make_request("a", 30, max_tokens=9))
+    assert plan_of(core).num_scheduled_tokens == {"a": 30}  # nobody waits for the step
+    add(core, *(make_request(name, 20, max_tokens=4) for name in "bcd"))
+    assert plan_of(core).num_scheduled_tokens == {"a": 1, "b": LEAST_TOKENS}
+    assert plan_of(core).num_scheduled_tokens == {"a": 1, "b": 4, "c": LEAST_TOKENS - 4}
+    core.abort(["a", "b"])
+    assert plan_of(core).num_scheduled_tokens == {"c": 8, "d": 20}
 
 
 def test_without_chunks_a_prompt_waits_for_a_step_that_takes_it_whole(new_core):
