@@ -9,7 +9,7 @@ ARGS   ?=
 PARALLEL := -n auto --dist worksteal -o faulthandler_timeout=660 -o faulthandler_exit_on_timeout=true
 FAST   := "not slow and not gpu and not network and not real_model"
 
-.PHONY: help serve test test-slow archs check types format soak bench clean
+.PHONY: help serve test test-slow archs check types format soak bench bench-peers clean
 
 help:
 	@echo "make serve      install, fetch SmolLM2, compile it, serve it on :8000   (ARGS='port=9000 model=DIR')"
@@ -19,6 +19,7 @@ help:
 	@echo "make check      lint, format and types (make types: types alone, of the tests too)"
 	@echo "make soak       10 minutes of mixed traffic against SmolLM2, then everything is checked  (ARGS='--seconds 60')"
 	@echo "make bench      speed on conf/bench/workloads.json                     (ARGS='model=DIR')"
+	@echo "make bench-peers the same beside OpenVINO GenAI and vLLM, which it installs  (ARGS='--peers vllm')"
 
 # torch is installed by its pinned version first: an open range would pull a CUDA build. xgrammar, the second
 # backend of structured output, comes without what it names (a torch with triton); its tests are skipped without it.
@@ -64,6 +65,9 @@ soak: $(READY)
 
 bench: $(READY)
 	$(BIN)/girih bench offline $(ARGS)
+
+bench-peers: $(READY)
+	$(BIN)/python tests/bench/measure_peers.py $(ARGS)
 
 clean:
 	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
