@@ -1,4 +1,4 @@
-"""What passes did: one record each, and the table people read."""
+"""Reports of passes: one record each, and the table people read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from girih.graph.ir.verify_result import VerifyResult
 
 @dataclass(frozen=True)
 class PassRecord:
-    """What one pass did.
+    """The effects of one pass.
 
     Attributes:
         name: the pass.
@@ -35,7 +35,7 @@ class PassRecord:
     verified: VerifyResult | None = None
 
     def remark(self) -> str:
-        """What is worth a word about it: off, nothing found, refusals, verified."""
+        """Remarks on it: off, nothing found, refusals, verified."""
         if not self.enabled:
             return "off"
         parts = []

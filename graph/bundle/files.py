@@ -28,7 +28,7 @@ PREPARED = "prepared.json"
 BUNDLE_ADVICE = (
     "make it with `girih compile bundle=DIR`, or have it made here with bundle_missing=build"
 )
-"""What to do about a named bundle that cannot be used."""
+"""Advice that ends an error about a named bundle that cannot be used."""
 _REQUIRED = {"key.json", "program.json", "constants.safetensors", LIBRARY}
 
 

@@ -58,7 +58,7 @@ class AttentionStep:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """What a recurrent layer keeps per request.
+    """The state of a recurrent layer, per request.
 
     Attributes:
         op: name in `girih.kernels.ops.state.STATE_OPS`.
@@ -173,12 +173,12 @@ class ProgramLayout:
 
     @property
     def is_bidirectional(self) -> bool:
-        """Whether tokens see later ones: a request must then be in one step as a whole."""
+        """True where tokens see later ones: a request must then be in one step as a whole."""
         return any(not spec.causal for spec in self.attention_specs)
 
     @property
     def tile_counts(self) -> Counter[str]:
-        """How many pieces each tile stands for, in order of first use."""
+        """Number of partitions that each tile stands for, in order of first use."""
         return Counter(s.tile for s in self.steps if isinstance(s, TileStep))
 
     def to_json(self) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def _runs(layout: ProgramLayout, names: dict[str, str]) -> str:
 
 
 def _eager_lines(layout: ProgramLayout) -> list[str]:
-    """What stays eager, where it is written, and why."""
+    """The modules that stay eager, where they are written, and why."""
     counts = Counter(s.spec.name for s in layout.steps if isinstance(s, EagerStep))
     return [
         f"eager {spec.kind} ({spec.place}) × {counts[spec.name]} as transformers wrote it: "

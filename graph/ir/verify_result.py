@@ -1,4 +1,4 @@
-"""What a self-check compared, and what it found: one record and one text for all levels."""
+"""The result of a self-check: one record and one text for all levels."""
 
 from __future__ import annotations
 

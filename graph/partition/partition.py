@@ -80,7 +80,7 @@ class Program:
 
     @property
     def verified(self) -> tuple[VerifyResult, ...]:
-        """What is known of its rows."""
+        """The results of verifying its rows."""
         return () if self.rows is None else (self.rows,)
 
 
@@ -286,7 +286,7 @@ def _local_size(
 
 
 def _describe(piece: _Piece) -> str:
-    """What a piece computes, from the modules its nodes came from."""
+    """Describe the work of a partition by the modules its nodes came from."""
     modules: list[str] = []
     for node in piece.nodes:
         stack = node.meta.get("nn_module_stack")

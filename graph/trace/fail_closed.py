@@ -1,4 +1,4 @@
-"""What must hold of a traced graph, so that nothing compiles that would be silently wrong.
+"""Conditions a traced graph must meet, so that nothing compiles that would be silently wrong.
 
     1. attention and recurrences were captured, and nothing is written in place
     2. no value's size grows with the square of the number of tokens
@@ -92,7 +92,7 @@ def _check_rows(graph: fx.Graph, architecture: str) -> None:
 
 
 def _live(graph: fx.Graph) -> set[fx.Node]:
-    """What the result depends on."""
+    """Return the nodes that the result depends on."""
     live: set[fx.Node] = set()
     for node in reversed(list(graph.nodes)):
         if node.op == "output" or node in live:
@@ -126,7 +126,7 @@ def _mixes_tokens(node: fx.Node) -> str | None:
 
 
 def _cuts(node: fx.Node, token_dim: int | None, rank: int) -> bool:
-    """Whether a slice leaves out tokens."""
+    """Return whether a slice leaves out tokens."""
     dim = node.args[1] if len(node.args) > 1 else 0
     if dim % rank != token_dim:
         return False
@@ -146,13 +146,13 @@ def _flat(value: Any) -> list[Any]:
 
 
 def writes(node: fx.Node) -> bool:
-    """Whether a node changes one of its operands."""
+    """Return whether a node changes one of its operands."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 def num_token_dims(value: torch.Tensor) -> int:
-    """How many dimensions depend on the number of tokens."""
+    """Count the dimensions that depend on the number of tokens."""
     return sum(1 for size in value.shape if isinstance(size, torch.SymInt))
 
 

@@ -131,7 +131,7 @@ class LayerStamps:
             vars(layer).update(self._hidden.get(number, {}))
 
     def must_show(self, error: BaseException) -> bool:
-        """Whether an export failed with `error` because layers were hidden, as far as one sees."""
+        """Return whether an export seems to have failed with `error` because layers were hidden."""
         cause: BaseException | None = error if self._hidden else None
         while cause is not None and not isinstance(cause, (HiddenLayerError, AttributeError)):
             cause = cause.__cause__ or cause.__context__
@@ -252,7 +252,7 @@ class _Segment:
         self._weights = weights
 
     def text(self) -> str:
-        """What the layer computes, in terms of its inputs and its own weights."""
+        """Write down the layer's computation in terms of its inputs and its own weights."""
         names = {node: f"in{position}" for position, node in enumerate(self.inputs)}
         symbols = SymbolNames()
         lines = []
@@ -358,7 +358,7 @@ def _layer_lists(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.ModuleLi
 
 
 def _arguments_form(leaves: list[Any]) -> tuple[Any, ...] | None:
-    """What two calls of one kind have in common; None for arguments that could hold state."""
+    """Return a key that calls of one kind share; None for arguments that could hold state."""
     form: list[Any] = []
     seen: dict[int, int] = {}
     for leaf in leaves:

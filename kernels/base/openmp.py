@@ -1,4 +1,4 @@
-"""How OpenMP threads wait, and whose they are.
+"""The OpenMP threads: how long they spin, and which thread's team they belong to.
 
 libgomp, which torch, its compiled tiles and our kernels share, keeps a team of threads for every
 thread that ever ran a parallel region. Between regions the team spins for a while, then sleeps;

@@ -1,4 +1,4 @@
-"""How long the stages of something take."""
+"""Times of the stages of something."""
 
 from __future__ import annotations
 

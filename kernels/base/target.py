@@ -23,7 +23,7 @@ PRODUCTS = {
     "avx512_bf16": "bfloat16 widened to float32, AVX-512",
     "amx_bf16": "bfloat16 by AMX tiles",
 }
-"""How the kernels multiply bfloat16, the dtype of most models."""
+"""The kernels' way to multiply bfloat16, the dtype of most models."""
 
 # /proc/cpuinfo flags that the code of an instruction set may use (x86-64-v3, v4, + bf16, + AMX).
 _NEEDS = {

@@ -108,7 +108,7 @@ class _Build:
 
 
 def _live(graph: fx.Graph) -> set[fx.Node]:
-    """What the results depend on, weights of products aside."""
+    """Return the values that the results depend on, weights of products aside."""
     live: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.op == "output":
@@ -134,7 +134,7 @@ def _wide(value: Any) -> Any:
 
 
 def _makes_floats(node: fx.Node) -> bool:
-    """Whether floats are made of integers or of nothing: torch makes them float32."""
+    """Return whether floats are made of integers or of nothing: torch makes them float32."""
     operands = (n.meta["val"] for n in node.all_input_nodes)
     return _is_float(node.meta["val"]) and not any(map(_is_float, operands))
 

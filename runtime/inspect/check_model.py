@@ -48,7 +48,7 @@ _COPIES = 2.2
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What a check found.
+    """The findings of a check.
 
     Attributes:
         result: the comparison.

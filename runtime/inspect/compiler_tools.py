@@ -1,4 +1,4 @@
-"""What the command line shows of the compiler: lowering a model or a dump, and comparing graphs."""
+"""The compiler's tools of the command line: lowering a model or a dump, comparing graphs."""
 
 from __future__ import annotations
 

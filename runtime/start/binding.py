@@ -144,7 +144,7 @@ def _serve_meanwhile(
 
 
 def _resident(start: Start, program: RunnableProgram, executable: Executable) -> Resident:
-    """What `executable` keeps in memory, and where it came from."""
+    """Collect the parts that `executable` keeps in memory, and where they come from."""
     pieces, build = dict(program.tiles), program.build
 
     def bundle() -> Bundle | None:

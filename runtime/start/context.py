@@ -1,4 +1,4 @@
-"""What the stages of one start share (configuration, model, target), and the report at its end."""
+"""State shared by the stages of a start (configuration, model, target), and its report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StartReport:
-    """How a start went.
+    """The course of a start.
 
     Attributes:
         bundle: where the code comes from.

@@ -163,7 +163,7 @@ def explain(config: EngineConfig, progress: Progress = no_progress) -> str:
 
 
 def _groups_text(layout: ProgramLayout, start: Start) -> str:
-    """How an engine with this configuration would lay out the KV cache."""
+    """Describe the KV cache that an engine with this configuration would have."""
     length = start.model_length
     specs = kv_cache_specs(layout, start.kv_dtype)
     groups = plan_groups(specs, start.config.cache.block_size, length)

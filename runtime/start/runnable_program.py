@@ -28,7 +28,7 @@ from girih.runtime.start.serving_build import ServingBuild
 
 @dataclass(frozen=True)
 class RunnableProgram:
-    """What binding needs.
+    """A program that can be bound.
 
     Attributes:
         layout: steps, values, weights' names.
@@ -65,7 +65,7 @@ class RunnableProgram:
 
 
 def obtain_program(start: Start) -> RunnableProgram:
-    """What the configuration asks for.
+    """Find, build or trace the program that the configuration asks for.
 
     Raises:
         TraceError, CompileError, BundleError: the model cannot be compiled.

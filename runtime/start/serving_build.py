@@ -82,7 +82,7 @@ class ServingBuild(BackgroundBuild):
         self._serving.set()
 
     def state(self) -> CompileState:
-        """How far it is."""
+        """Its progress."""
         seconds = (self._ended or time.monotonic()) - self._begun
         return CompileState(
             phase=self._phase(),
@@ -108,7 +108,7 @@ class ServingBuild(BackgroundBuild):
         self._answered.wait(FIRST_ANSWER_SECONDS)
 
     def before_step(self, executable: Executable) -> bool:
-        """What a step begins with; see `take_in`."""
+        """Called as each step begins; see `take_in`."""
         self._note_answer()
         self._has_stepped = True
         return self.take_in(executable)
@@ -127,7 +127,7 @@ class ServingBuild(BackgroundBuild):
         return False
 
     def tend(self, core: EngineCore, executable: Executable) -> None:
-        """What the core does for the build between steps, busy or idle (in the core's thread)."""
+        """Do the build's share between steps, busy or idle (in the core's thread)."""
         if not core.is_running:
             self._note_answer()
             self.take_in(executable)

@@ -100,7 +100,7 @@ class StepRunner(ResidentRunner, Generic[R]):
 
     @abstractmethod
     def read(self, step: StepBatch, rows: torch.Tensor) -> R:
-        """What the program's rows [S, ...] mean; nothing changes, `rows` hold only until then."""
+        """Turn the program's rows [S, ...], valid until the next step, into results."""
 
     @abstractmethod
     def commit(self, step: StepBatch, found: R, result: ModelRunnerOutput) -> None:

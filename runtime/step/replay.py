@@ -29,7 +29,7 @@ from girih.runtime.step.buckets import (
 )
 
 AUTO = {"cpu": Mode.NONE}
-"""What `runtime.replay=auto` means per device, as measured (README.md)."""
+"""The mode that `runtime.replay=auto` takes per device, as measured (README.md)."""
 
 
 class StepReplay(Protocol):

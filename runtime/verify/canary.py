@@ -36,7 +36,7 @@ TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.3}
 
 @dataclass(frozen=True)
 class Canary:
-    """What a program answers.
+    """The answer of a program.
 
     Attributes:
         prompt: token ids; the last one is fed as a decode step, the others as a prefill.
@@ -190,12 +190,12 @@ def _tolerance(executable: Executable) -> float:
 
 
 def _cache_name(executable: Executable) -> str:
-    """What distinguishes the answers of different KV caches."""
+    """Return the suffix of the canary's name for a KV cache whose answers differ, or ""."""
     return "-int8" if executable.kv_dtype == torch.int8 else ""
 
 
 def _first_difference(found: Canary, expected: Canary, bound: float) -> str:
-    """What differs by more than rounding, or ""."""
+    """Describe the first difference beyond rounding, or ""."""
     for i, token in enumerate(expected.prompt):
         off = abs(found.logprobs[i] - expected.logprobs[i])
         other = found.next_ids[i] != expected.next_ids[i] and expected.margins[i] > 2 * bound

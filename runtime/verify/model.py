@@ -32,7 +32,7 @@ LEAST_SPREAD = 1e-2
 
 @dataclass(frozen=True)
 class ModelResult(VerifyResult):
-    """What a comparison with transformers found.
+    """The result of a comparison with transformers.
 
     Attributes:
         spread: how much the logits vary over tokens: those that hardly do show nothing.

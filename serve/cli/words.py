@@ -57,7 +57,7 @@ REPLACED = {
     "trust_remote_code": "no code of a model's directory is run",
     "verbose": "--debug shows tracebacks, --cfg the settings",
 }
-"""What to know instead of a setting that others have."""
+"""Advice in place of a setting that other tools have."""
 
 
 def as_settings(verb: str, words: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""How a serving engine is made: built, and watched (a core's process starts here: few imports)."""
+"""Builds a serving engine and has it watched (a core's process starts here: few imports)."""
 
 from __future__ import annotations
 

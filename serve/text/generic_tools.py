@@ -18,7 +18,7 @@ from girih.serve.text.parsers import hermes
 from girih.serve.text.parsers.registry import choose, tool_formats
 
 FORMAT = "hermes"
-"""How the model is told to write calls."""
+"""The instruction that tells the model how to write calls."""
 EXAMPLE = f"""\
 {hermes.START}
 {{"name": "function name", "arguments": {{"parameter name": "value"}}}}

@@ -33,7 +33,7 @@ from girih.serve.twin.cost import MeasuredEngine, StepClock, StepCost
 
 T = TypeVar("T")
 TOKEN = [0]
-"""What every request gets from a step; the scheduler copies it."""
+"""The tokens that every request gets from a step; the scheduler copies them."""
 
 
 class TimelessRunner:

@@ -30,7 +30,7 @@ FORMATS = {
     "uuid": "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
     "uri": r"[a-z][a-z0-9+.-]{1,15}:\/\/[A-Za-z0-9._~:\/?#@!$&'()*+,;=-]+",
 }
-"""What is written for the formats of JSON Schema: part of what each allows, and nothing else."""
+"""Patterns for JSON Schema's formats: each allows some of the format's values, and no others."""
 
 
 _TEXTS = ({"string"}, {"string", "null"})
