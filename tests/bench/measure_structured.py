@@ -6,7 +6,7 @@ compares the best times of each.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 
 from girih.runtime.records.sampling_params import SamplingParams
@@ -51,7 +51,9 @@ def seconds(llm: LLM, with_forms: bool) -> float:
 
 def main() -> None:
     """Print both times and the difference."""
-    options = dict(word.split("=", 1) for word in sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("options", nargs="*", help="options of LLM(...), key=value")
+    options = dict(word.split("=", 1) for word in parser.parse_args().options)
     llm = LLM("smollm2", max_num_seqs=NUM_REQUESTS, **options)
     for with_forms in (True, False):
         seconds(llm, with_forms)
