@@ -14,13 +14,18 @@ import json
 import os
 import subprocess
 import sys
+import time
 import venv
 from dataclasses import dataclass
 from pathlib import Path
 
+import find_support  # noqa: F401
+
+from girih.runtime.inspect.machine_load import OtherWork
+
 ROOT = Path(__file__).parents[2]
 WORKLOADS = ROOT / "conf" / "bench" / "workloads.json"
-MOST_LOAD = 0.5  # of a core
+WATCHED_SECONDS = 3.0  # whether others work, before anything is measured
 Best = dict[str, dict[str, float]]  # engine -> workload -> seconds
 
 
@@ -117,9 +122,10 @@ def exported(home: Path, model: Path, out: Path, weights: str) -> Path:
 
 def require_quiet() -> None:
     """Exit where other processes take processor time."""
-    load = os.getloadavg()[0]
-    if load > MOST_LOAD:
-        sys.exit(f"the load is {load:.1f}, at most {MOST_LOAD} is quiet: wait, or pass --busy")
+    others = OtherWork()
+    time.sleep(WATCHED_SECONDS)
+    if remark := others.remark():
+        sys.exit(f"{remark} Wait for that, or pass --busy.")
 
 
 def as_table(engines: list[str], best: Best, speeds: Best) -> str:
