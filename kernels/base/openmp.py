@@ -21,8 +21,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# Turns of one `pause` each: 50 us on a Xeon with AMX (10 ns each), 225 us where `pause` takes 140
-# cycles. The gaps between the regions of a step are shorter, the steps of an idle engine are not.
+# Turns of one `pause` each, which takes 10 ns on a Xeon with AMX (so 50 us) and a few times as long
+# on some older ones: more than the gaps between the regions of a step, less than an idle engine's.
 SPIN_TURNS = 5000
 UNWIND_SECONDS = 5.0  # an interrupted thread that has not ended by then is left behind
 
@@ -56,7 +56,7 @@ def with_own_team(work: Callable[[], T]) -> T:
         finally:
             ended.set()
 
-    thread = threading.Thread(target=run, name="girih-build", daemon=True)
+    thread = threading.Thread(target=run, name="girih-own-team", daemon=True)
     try:
         thread.start()
         ended.wait()

@@ -16,7 +16,7 @@ class PrefillBudget:
     """Learns how many prompt tokens fit into a step.
 
     Args:
-        target_ms: milliseconds a step with prompt tokens may last; 0 sets no limit.
+        target_ms: milliseconds a step with prompt tokens may last.
     """
 
     def __init__(self, target_ms: float) -> None:
@@ -26,7 +26,7 @@ class PrefillBudget:
 
     def tokens(self, most: int) -> int:
         """Return the prompt tokens of the next step beside answers, at most `most`."""
-        return most if self._target == 0 else min(most, int(self._tokens))
+        return min(most, int(self._tokens))
 
     def learn(self, num_prompt_tokens: int, num_answers: int, seconds: float) -> None:
         """Take in a step that ran.

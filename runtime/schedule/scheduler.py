@@ -207,8 +207,10 @@ class Scheduler:
 
     def _prompt_budget(self) -> int:
         """Prompt tokens of the next step; no limit while no answer waits for the step."""
-        most = self.config.max_num_batched_tokens
-        if not self.config.enable_chunked_prefill or not self._is_answering():
+        config = self.config
+        most = config.max_num_batched_tokens
+        is_limited = config.target_step_ms and config.enable_chunked_prefill
+        if not is_limited or not self._is_answering():
             return most
         return self.prefill_budget.tokens(most)
 
@@ -314,6 +316,8 @@ class Scheduler:
 
     def learn_step_time(self, plan: SchedulerOutput, seconds: float) -> None:
         """Take in how long a step was in the runner, for the prompt tokens of later ones."""
+        if not self.config.target_step_ms:
+            return
         counts = plan.num_scheduled_tokens.values()
         num_prompt_tokens = sum(count for count in counts if count > 1)
         num_answers = sum(count == 1 for count in counts)

@@ -58,7 +58,7 @@ def test_a_team_ends_with_its_thread():
 
 
 def test_result_and_error_are_those_of_the_work():
-    assert with_own_team(lambda: threading.current_thread().name) == "girih-build"
+    assert with_own_team(lambda: threading.current_thread().name) == "girih-own-team"
     with pytest.raises(ZeroDivisionError):
         with_own_team(lambda: 1 // 0)
 

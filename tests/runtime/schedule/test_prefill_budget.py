@@ -5,20 +5,15 @@ from girih.runtime.schedule.prefill_budget import LEAST_TOKENS, PrefillBudget
 MOST = 1024
 
 
-def budget_after(seconds, target_ms=100.0, num_steps=40):
+def budget_after(seconds, num_steps=40):
     """The budget of an engine whose step of n prompt tokens takes `seconds(n)`."""
-    budget = PrefillBudget(target_ms)
+    budget = PrefillBudget(100.0)
     for _ in range(5):
         budget.learn(0, 8, seconds(0))
     for _ in range(num_steps):
         num_tokens = budget.tokens(MOST)
         budget.learn(num_tokens, 8, seconds(num_tokens))
     return budget.tokens(MOST)
-
-
-def test_without_a_target_a_step_takes_all_that_fits():
-    assert PrefillBudget(0.0).tokens(MOST) == MOST
-    assert budget_after(lambda n: 10.0, target_ms=0.0) == MOST
 
 
 @pytest.mark.parametrize(

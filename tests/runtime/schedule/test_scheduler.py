@@ -83,6 +83,15 @@ def test_prompts_share_what_the_target_leaves_beside_answers(new_core):
     assert plan_of(core).num_scheduled_tokens == {"c": 8, "d": 20}
 
 
+def test_without_a_target_a_step_takes_all_that_fits(new_core):
+    core = new_core(max_num_batched_tokens=64)
+    add(core, make_request("a", 30, max_tokens=9))
+    core.scheduler.learn_step_time(plan_of(core), 60.0)
+    add(core, make_request("b", 100, max_tokens=4))
+    core.scheduler.learn_step_time(plan_of(core), 60.0)
+    assert plan_of(core).num_scheduled_tokens == {"a": 1, "b": 100 - 63}
+
+
 def test_without_chunks_a_prompt_waits_for_a_step_that_takes_it_whole(new_core):
     core = new_core(enable_chunked_prefill=False, max_num_batched_tokens=20)
     add(core, make_request("a", 15), make_request("b", 12), make_request("c", 2))
