@@ -1,16 +1,25 @@
 """How much 32 different grammars slow decoding down: python tests/bench/measure_structured.py.
 
 Alternates batches with and without grammars (same prompts, same number of tokens, greedy) and
-compares the best times of each.
+compares the best times of each. With --masks: the time of single masks of a recursive GBNF grammar.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import time
 
+import numpy as np
+import torch
+
+from girih import load_spec
 from girih.runtime.records.sampling_params import SamplingParams
 from girih.runtime.records.structured_output import StructuredOutput
+from girih.runtime.sample.mask import unpack_mask
+from girih.runtime.structured.store import GrammarStore
+from girih.runtime.structured.vocabulary import read_vocabulary
+from girih.serve.bench.metrics import percentile
 from girih.serve.offline.llm import LLM
 
 NUM_REQUESTS, NUM_TOKENS, ROUNDS = 32, 64, 4
@@ -29,6 +38,37 @@ def form(number: int) -> StructuredOutput:
         "additionalProperties": False,
     }
     return StructuredOutput.json_schema({"type": "array", "items": record, "minItems": 100})
+
+
+NESTED = r"""
+root ::= value
+value ::= object | array | string | number | "true" | "false" | "null"
+object ::= "{" ws (pair ("," ws pair)*)? "}" ws
+pair ::= string ":" ws value
+array ::= "[" ws (value ("," ws value)*)? "]" ws
+string ::= "\"" ([^"\\\x00-\x1f] | "\\" ["\\/bfnrt])* "\"" ws
+number ::= "-"? [0-9]+ ("." [0-9]+)? ws
+ws ::= [ \t\n]*
+"""
+
+
+def mask_times() -> list[float]:
+    """Milliseconds of each mask while random texts of a recursive grammar are written."""
+    spec = load_spec("smollm2")
+    vocabulary = read_vocabulary(spec.files.path, spec.vocab_size, spec.eos_token_ids)
+    store = GrammarStore(lambda: vocabulary)
+    mask = np.zeros((1, -(-spec.vocab_size // 32)), np.int32)
+    draw, times = random.Random(0), []
+    for _ in range(NUM_REQUESTS):
+        matcher = store.matcher(StructuredOutput.grammar(NESTED))
+        for _ in range(NUM_TOKENS):
+            started = time.perf_counter()
+            matcher.backend.fill([matcher], [0], mask)
+            times.append(1000 * (time.perf_counter() - started))
+            allowed = unpack_mask(torch.from_numpy(mask), spec.vocab_size)[0].nonzero()[:, 0]
+            if not matcher.accept(draw.choice(allowed.tolist())) or matcher.is_stopped:
+                break
+    return times
 
 
 def seconds(llm: LLM, with_forms: bool) -> float:
@@ -53,7 +93,14 @@ def main() -> None:
     """Print both times and the difference."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("options", nargs="*", help="options of LLM(...), key=value")
-    options = dict(word.split("=", 1) for word in parser.parse_args().options)
+    parser.add_argument("--masks", action="store_true", help="time masks, without a model")
+    asked = parser.parse_args()
+    if asked.masks:
+        masks = sorted(mask_times())
+        print(f"{len(masks)} masks, ms: median {percentile(masks, 50):.1f}, ", end="")
+        print(f"p90 {percentile(masks, 90):.1f}, longest {masks[-1]:.1f}")
+        return
+    options = dict(word.split("=", 1) for word in asked.options)
     llm = LLM("smollm2", max_num_seqs=NUM_REQUESTS, **options)
     for with_forms in (True, False):
         seconds(llm, with_forms)
